@@ -1,0 +1,30 @@
+# make demo: a real model, served on an emulated chip, says one sentence.
+# make test: every test. Both work in a clean clone; stamps in .venv make the second time fast.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+plugin_sources := $(wildcard bridge/plugin/* bridge/plugin/ffi/*)
+
+.PHONY: demo test install clean
+
+demo: install
+	$(BIN)/python -m launch.demo .demo
+
+test: install
+	$(BIN)/python -m pytest
+
+install: $(VENV)/project.stamp
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/requirements.stamp: requirements.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements.txt
+	touch $@
+
+$(VENV)/project.stamp: $(VENV)/requirements.stamp pyproject.toml CMakeLists.txt $(filter-out %.so,$(plugin_sources))
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+clean:
+	rm -rf build dist $(VENV) .demo bridge/plugin/*.so
