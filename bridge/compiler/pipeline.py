@@ -1,0 +1,86 @@
+"""The ordered passes of each backend, and the one function that runs them.
+
+A pass is a function from module to module in a file of its own. Order matters: composites
+are opened first so that all others see plain operations, and the fail-closed pass is last
+so that nothing slips past it.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from jaxlib.mlir import ir
+
+from bridge.compiler import module as modules
+from bridge.compiler.composites import inline_composites
+from bridge.compiler.fail_closed import fail_closed
+from bridge.errors import CompileError
+
+# Custom calls that XLA's CPU compiler gives a meaning to.
+_XLA_CPU = frozenset(("TopK", "Qr", "ProductOfElementaryHouseholderReflectors", "Eigh"))
+# What libtt lowers itself: facts of libtt 0.1.3.
+_LIBTT = frozenset(())
+
+BACKENDS = ("emulated", "libtt")
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A program after the passes.
+
+    Attributes:
+        program: StableHLO portable artifact.
+        name: the module's name.
+        donated: indices of the entry's parameters whose buffers the program may reuse.
+    """
+
+    program: bytes
+    name: str
+    donated: tuple[int, ...]
+
+
+def passes(backend: str) -> tuple[modules.Pass, ...]:
+    """The passes for `backend` ("emulated" or "libtt"), in the order in which they run."""
+    if backend == "libtt":
+        return (inline_composites, functools.partial(fail_closed, known=_LIBTT))
+    return (inline_composites, functools.partial(fail_closed, known=_XLA_CPU))
+
+
+def rewrite(context: ir.Context, program: bytes, backend: str, version: str) -> Rewritten:
+    """Run the backend's passes over a StableHLO program.
+
+    Args:
+        context: from `module.make_context`.
+        program: StableHLO portable artifact, MLIR bytecode or text.
+        backend: "emulated" or "libtt".
+        version: newest StableHLO version that the inner plugin reads, "1.17.0".
+
+    Raises:
+        CompileError: the program cannot be read, or cannot run on this chip.
+    """
+    try:
+        module = modules.parse(context, program)
+        modules.main_function(module)
+    except (ir.MLIRError, ValueError, KeyError) as error:
+        raise CompileError(f"the program is not StableHLO with a function @main: {error}") from error
+    with context, ir.Location.unknown():
+        name, donated = _name(module), _donated(module)
+        for run in passes(backend):
+            module = run(module)
+        return Rewritten(modules.serialize(module, version), name, donated)
+
+
+def _name(module: ir.Module) -> str:
+    attributes = module.operation.attributes
+    return ir.StringAttr(attributes["sym_name"]).value if "sym_name" in attributes else "main"
+
+
+def _donated(module: ir.Module) -> tuple[int, ...]:
+    attributes = modules.main_function(module).attributes
+    if "arg_attrs" not in attributes:
+        return ()
+    marks = ("jax.buffer_donor", "tf.aliasing_output")
+    return tuple(
+        index
+        for index, argument in enumerate(ir.ArrayAttr(attributes["arg_attrs"]))
+        if any(mark in ir.DictAttr(argument) for mark in marks)
+    )

@@ -1,0 +1,90 @@
+"""One compile worker: programs in, executables out, over the socket whose number is its argument.
+
+Runs the passes and compiles on the inner plugin in a process of its own, so that an abort
+inside a compiler ends this process and not the server. Ends when the socket is closed.
+"""
+
+import ctypes
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+from bridge.compiler import frames
+from bridge.compiler.frames import Code, Kind
+from bridge.errors import CompileError
+
+
+class Worker:
+    """Holds what is expensive to make: the MLIR context and the inner plugin's client."""
+
+    def __init__(self, backend: str, library: Path, version: str):
+        # Both are imported here and not above: a missing jaxlib or pypjrt is then an
+        # error reply with its name, like everything else that goes wrong in a worker.
+        from bridge.compiler import module, pipeline
+
+        self._rewrite = pipeline.rewrite
+        self._context = module.make_context()
+        self._backend, self._version = backend, version
+        self._inner = None
+        if backend == "emulated":
+            from bridge.compiler.inner import InnerPlugin
+
+            self._inner = InnerPlugin(library)
+
+    def answer(self, program: bytes, form: str, options: bytes) -> tuple[int, bytes, bytes]:
+        """The reply frame (kind, blobs) to one compile request."""
+        if form != "mlir":
+            raise CompileError(f"program format {form!r} is not supported: hand in StableHLO as 'mlir'")
+        rewritten = self._rewrite(self._context, program, self._backend, self._version)
+        metadata = json.dumps({"donated": rewritten.donated, "name": rewritten.name}).encode()
+        if self._inner is None:
+            return Kind.REWRITTEN, rewritten.program, metadata
+        return Kind.EXECUTABLE, self._inner.compile(rewritten.program, form, options), metadata
+
+
+def explain(error: Exception) -> tuple[int, bytes, bytes]:
+    """The error frame for whatever a compile raised."""
+    code = getattr(error, "code", None)
+    if isinstance(error, CompileError):
+        return frames.error(Code.UNIMPLEMENTED, str(error))
+    if isinstance(code, int):
+        return frames.error(code, str(error))
+    return frames.error(Code.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
+
+
+def config(text: str) -> dict[str, str]:
+    """The key=value lines of TT_TPU_PLUGIN_CONFIG."""
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def library(settings: dict[str, str]) -> Path:
+    """Our plugin, which registers our FFI handlers with the inner one, or the inner one alone."""
+    return Path(settings.get("plugin_library") or settings["inner_library"])
+
+
+def serve(sock: socket.socket, settings: dict[str, str]) -> None:
+    """Answer compile requests until the manager closes the socket."""
+    worker = None
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    while True:
+        try:
+            _, (program, form, options) = frames.receive(sock)
+        except frames.Disconnected:
+            return
+        try:
+            worker = worker or Worker(settings["backend"], library(settings), settings["stablehlo_version"])
+            reply = worker.answer(program, form.decode(), options)
+        except Exception as error:  # whatever it is, it is this program's error and not the worker's end
+            reply = explain(error)
+        frames.send(sock, *reply)
+        if trim is not None:
+            trim(0)
+
+
+if __name__ == "__main__":
+    descriptor = socket.socket(fileno=int(sys.argv[1]))
+    serve(descriptor, config(os.environ["TT_TPU_PLUGIN_CONFIG"]))
+    # The inner plugin's threads and static destructors have nothing left to say.
+    os._exit(0)

@@ -1,0 +1,64 @@
+"""Runs programs as the emulated chip does: through the passes, then on the inner plugin."""
+
+import functools
+
+import ml_dtypes
+import numpy as np
+import pypjrt
+from service_client import inner_library
+
+from bridge.compiler import module as modules
+from bridge.compiler import pipeline
+
+VERSION = "1.17.0"
+# numpy's type to PJRT_Buffer_Type
+TYPES = {
+    np.dtype(np.bool_): 1,
+    np.dtype(np.int32): 4,
+    np.dtype(np.int64): 5,
+    np.dtype(np.float32): 11,
+    np.dtype(np.float64): 12,
+    np.dtype(ml_dtypes.bfloat16): 13,
+    np.dtype(np.complex64): 14,
+    np.dtype(np.complex128): 15,
+}
+_NUMPY = {code: dtype for dtype, code in TYPES.items()}
+
+
+@functools.cache
+def client() -> pypjrt.Client:
+    return pypjrt.Client.create(pypjrt.Plugin(inner_library()))
+
+
+@functools.cache
+def context():
+    return modules.make_context()
+
+
+def rewrite(program: str | bytes, backend: str = "emulated") -> str:
+    """The program after the passes, as text."""
+    code = program.encode() if isinstance(program, str) else program
+    artifact = pipeline.rewrite(context(), code, backend, VERSION).program
+    return str(modules.parse(context(), artifact))
+
+
+def run(program: str | bytes, *arguments: np.ndarray) -> list[np.ndarray]:
+    """Rewrite, compile and execute @main; one array a result."""
+    code = program.encode() if isinstance(program, str) else program
+    rewritten = pipeline.rewrite(context(), code, "emulated", VERSION).program
+    executable = client().compile(rewritten)
+    with client().device() as device:
+        buffers = [to_device(argument, device) for argument in arguments]
+    return [to_numpy(result) for result in executable(*buffers)]
+
+
+def to_device(array: np.ndarray, device: pypjrt.Device) -> pypjrt.Buffer:
+    array = np.ascontiguousarray(array)
+    return client().buffer_from_host(array.view(np.uint8).reshape(-1), TYPES[array.dtype], array.shape, device)
+
+
+def to_numpy(buffer: pypjrt.Buffer) -> np.ndarray:
+    dtype, shape = _NUMPY[buffer.element_type], buffer.dimensions
+    raw = np.empty(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, np.uint8)
+    buffer.to_host(raw)
+    return raw.view(dtype).reshape(shape)

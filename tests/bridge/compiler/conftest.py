@@ -1,0 +1,12 @@
+"""A compile service of its own for each test that asks for one."""
+
+import pytest
+from service_client import ServiceClient
+
+
+@pytest.fixture
+def service():
+    """A service with two workers at most."""
+    client = ServiceClient()
+    yield client
+    client.close()
