@@ -42,8 +42,8 @@ def serialize(module: ir.Module, version: str) -> bytes:
     return hlo.serialize_portable_artifact(module, hlo.get_smaller_version(version, hlo.get_current_version()))
 
 
-def operations(module: ir.Module, *names: str) -> Iterator[ir.OpView]:
-    """Every operation of one of `names` (all of them when none is given), nested regions included.
+def operations(root: ir.Module | ir.OpView, *names: str) -> Iterator[ir.OpView]:
+    """Every operation under `root` of one of `names` (all of them when none is given), nested regions included.
 
     The list is complete before the first one is handed out, so that a pass may erase what it gets.
     """
@@ -54,7 +54,7 @@ def operations(module: ir.Module, *names: str) -> Iterator[ir.OpView]:
             found.append(op.opview)
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(visit)
+    root.operation.walk(visit)
     return iter(found)
 
 
