@@ -19,7 +19,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/requirements.stamp: requirements.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --no-deps -r requirements.txt
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps -r requirements.txt
 	touch $@
 
 $(VENV)/project.stamp: $(VENV)/requirements.stamp pyproject.toml CMakeLists.txt $(filter-out %.so,$(plugin_sources))

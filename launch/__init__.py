@@ -1,0 +1,1 @@
+"""Commands for the user: tt-tpu doctor and tt-tpu serve, and the demonstration."""

@@ -1,0 +1,104 @@
+"""Serve a model: SGLang on the chips, with defaults that fit them.
+
+Every option that this command does not know goes to sglang.launch_server as it
+is, and wins over a default of ours. The command ends with the server: SIGTERM
+and SIGINT end it, and the exit status is the server's.
+"""
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+
+from bridge import backend, settings
+from bridge.errors import LaunchError
+from launch import model, server
+
+CONTEXT = 2048
+DEFAULTS = (
+    ("--tp-size", "1"),
+    ("--dtype", "bfloat16"),
+    ("--mem-fraction-static", "0.75"),
+    ("--max-total-tokens", "16384"),
+    ("--enable-torch-compile",),
+    ("--page-size", "64"),
+    ("--chunked-prefill-size", "64"),
+    ("--torch-compile-max-bs", "4"),
+    ("--tpu-compile-bs", "1", "4"),
+    ("--tpu-compile-tokens", "64"),
+    ("--grammar-backend", "none"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that are not SGLang's."""
+    parser.add_argument("model", metavar="MODEL", help="a folder in Hugging Face's layout, or a name on a model hub")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument("--port", type=_port, default=31000, help="port to listen on (default %(default)s)")
+    parser.add_argument(
+        "--ready-seconds", type=float, default=1800, metavar="S", help="give up when not ready by then (default 1800)"
+    )
+    parser.epilog = "Every other option is passed on to sglang.launch_server."
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: use 1 to 65535")
+    return int(text)
+
+
+def options(context: int | None, given: Sequence[str]) -> list[str]:
+    """SGLang's options: each default that `given` does not name, then `given`.
+
+    Args:
+        context: positions that the model was made for, None if unknown.
+        given: the user's options for SGLang.
+    """
+    defaults = [*DEFAULTS, ("--context-length", str(min(CONTEXT, context or CONTEXT)))]
+    named = {option.partition("=")[0] for option in given}
+    return [word for default in defaults if default[0] not in named for word in default] + list(given)
+
+
+def run(args: argparse.Namespace, passed_on: Sequence[str]) -> int:
+    """Serve until the server ends; returns its exit status, raises BridgeError where it cannot start."""
+    found = model.find(args.model)
+    address = server.Address(args.host, args.port)
+    chosen = backend.resolve(settings.load())
+    if not address.free():
+        raise LaunchError(f"port {args.port} of {args.host} is in use: end what listens there, or choose another --port")
+    arguments = server.command(found.path, address, options(found.context, passed_on))
+    _say(f"backend {chosen.name}: {chosen.reason}")
+    _say(shlex.join(arguments))
+    process = server.start(arguments)
+    try:
+        _watch_signals()
+        seconds = server.wait_ready(process, address, args.ready_seconds)
+        _say(f"ready at {address} after {seconds:.0f} s")
+        process.wait()
+    except _Stopped:
+        pass
+    finally:
+        status = server.stop(process)
+    return status if status >= 0 else 128 - status
+
+
+def _say(text: str) -> None:
+    print(f"tt-tpu serve: {text}", file=sys.stderr, flush=True)
+
+
+class _Stopped(Exception):
+    """SIGTERM or SIGINT came."""
+
+
+def _watch_signals() -> None:
+    """Turn the first SIGTERM or SIGINT into _Stopped; later ones do not disturb the server's end."""
+
+    def stopped(*_):
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        raise _Stopped
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        signal.signal(number, stopped)

@@ -1,0 +1,113 @@
+"""A serving process of SGLang: started, waited for, told of signals, stopped.
+
+`tt-tpu serve`, the demonstration and the tests share it. The server runs in a
+process group of its own, so that what is left of it can be ended as a whole.
+"""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from bridge.errors import LaunchError
+
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
+
+    def free(self) -> bool:
+        """Whether a server could listen here now; LaunchError if the host is not one of this machine's."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.host, self.port))
+            except OSError as error:
+                if error.errno in (98, 13):  # EADDRINUSE, EACCES
+                    return False
+                raise LaunchError(f"cannot listen on {self.host}: {error}; name an address of this machine") from None
+        return True
+
+    def answers(self) -> bool:
+        """Whether a server here says that it is healthy; one that listens everywhere is asked on loopback."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        connection = http.client.HTTPConnection(host, self.port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def command(model: str, address: Address, options: Sequence[str]) -> list[str]:
+    """The command line that serves `model` at `address` on the chips."""
+    launcher = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
+    return [*launcher, "--host", address.host, "--port", str(address.port), "--device", "tpu", *options]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, with the chips presented as TPUs and SGLang's platform chosen."""
+    return os.environ | {"LIBTT_TPU_COMPAT": "1", "SGLANG_PLATFORM": "tpu_oot"}
+
+
+def start(arguments: Sequence[str], log: IO | None = None) -> subprocess.Popen:
+    """Start the server; its output goes to `log`, or where this process's own goes."""
+    return subprocess.Popen(
+        arguments, env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def wait_ready(server: subprocess.Popen, address: Address, seconds: float) -> float:
+    """Poll until the server answers; returns the seconds it took, LaunchError if it ends or never does."""
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        if server.poll() is not None:
+            raise LaunchError(f"the server ended before it was ready (exit status {server.returncode}); see its output")
+        if address.answers():
+            return time.monotonic() - began
+        time.sleep(0.25)
+    raise LaunchError(f"the server did not answer at {address} within {seconds:.0f} s; see its output")
+
+
+def stop(server: subprocess.Popen, seconds: float = STOP_SECONDS) -> int:
+    """Ask the server to end; returns its exit status (negative: the signal that ended it).
+
+    One that does not end in time, or ends with an error, may leave processes
+    behind: then its whole process group is killed.
+    """
+    if server.poll() is None:
+        server.terminate()
+    try:
+        server.wait(seconds)
+    except subprocess.TimeoutExpired:
+        print(f"the server did not end within {seconds:.0f} s and is killed", file=sys.stderr)
+    if server.returncode != 0:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+    return server.wait()

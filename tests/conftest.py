@@ -1,0 +1,27 @@
+"""What all tests share: options of the command line, and a real model's checkpoint."""
+
+from pathlib import Path
+
+import pytest
+
+from launch.checkpoint import smollm2_checkpoint
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("tt-tpu-bridge")
+    group.addoption("--server-url", help="run tests/serving against this live server instead of one of their own")
+    group.addoption("--model", help="the live server's model: a folder or name that transformers can load")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The folder of the project."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """smollm2(dtype): folder of SmolLM2-135M-Instruct in "float32" or "bfloat16", made once a clone."""
+    return lambda dtype: smollm2_checkpoint(ROOT / ".demo" / f"smollm2-135m-{dtype}", dtype)
