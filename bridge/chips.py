@@ -1,0 +1,89 @@
+"""The chips of this machine: Tenstorrent's under /dev/tenstorrent, or emulated ones.
+
+Discovery only looks at device files and sysfs, so that it can run at
+interpreter start, and beside a process that uses the chips.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.settings import Settings
+
+DEVICES = Path("/dev/tenstorrent")
+SYSFS = Path("/sys/class/tenstorrent")
+
+# Bytes of DRAM that one chip of a board has; source: Tenstorrent's data sheets.
+BOARD_MEMORY = {
+    "p100": 28 << 30,
+    "p150": 32 << 30,
+    "p300": 32 << 30,
+    "n150": 12 << 30,
+    "n300": 12 << 30,
+}
+EMULATED_BOARD = "p150"
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One chip that a process can drive.
+
+    Attributes:
+        index: its number under /dev/tenstorrent, or among the emulated ones.
+        board: "p150", "n300", …; "unknown" where the driver does not say.
+        memory: bytes of device memory.
+        device: its device file, None for an emulated chip.
+    """
+
+    index: int
+    board: str
+    memory: int
+    device: Path | None = None
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the host computes what the chip would."""
+        return self.device is None
+
+
+def _board(index: int, sysfs: Path) -> str:
+    """The board's name without its variant letter, as in p150a; "unknown" where sysfs has none."""
+    try:
+        name = (sysfs / f"tenstorrent!{index}" / "tt_card_type").read_text().strip().lower()
+    except OSError:
+        return "unknown"
+    return next((board for board in BOARD_MEMORY if name.startswith(board)), name or "unknown")
+
+
+def silicon(devices: Path = DEVICES, sysfs: Path = SYSFS) -> tuple[Chip, ...]:
+    """The chips that Tenstorrent's driver shows, in the order of their numbers."""
+    if not devices.is_dir():
+        return ()
+    indices = sorted(int(entry.name) for entry in devices.iterdir() if entry.name.isdigit())
+    chips = []
+    for index in indices:
+        board = _board(index, sysfs)
+        memory = BOARD_MEMORY.get(board, min(BOARD_MEMORY.values()))
+        chips.append(Chip(index, board, memory, devices / str(index)))
+    return tuple(chips)
+
+
+def host_memory() -> int:
+    """Bytes of memory that this process may use: the host's, or its control group's where that is less."""
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limit = min(limit, int(Path(path).read_text()))
+        except (OSError, ValueError):
+            continue
+    return limit
+
+
+def emulated(settings: Settings) -> tuple[Chip, ...]:
+    """Emulated chips. Together they never promise more memory than the host has for them.
+
+    A tenth of the host's memory is left to the programs themselves.
+    """
+    share = host_memory() * 9 // 10 // settings.emulated_chips
+    memory = min(settings.emulated_memory, share)
+    return tuple(Chip(index, EMULATED_BOARD, memory) for index in range(settings.emulated_chips))

@@ -1,0 +1,1 @@
+"""What the emulated chip computes where the inner plugin has no meaning of its own."""

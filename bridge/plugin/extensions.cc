@@ -1,0 +1,103 @@
+// Extensions: which the plugin has, in one chain, and the FFI registry.
+#include "extensions.h"
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "config.h"
+#include "errors.h"
+#include "ffi/handlers.h"
+
+namespace tt {
+namespace {
+
+// XLA's CPU plugin looks handlers up under this platform, whatever a caller thinks it talks to.
+constexpr std::string_view kPlatform = "Host";
+
+PJRT_Error* Register(PJRT_FFI_Register_Handler_Args* args) {
+  auto* extension = reinterpret_cast<PJRT_FFI_Extension*>(InnerExtension(PJRT_Extension_Type_FFI));
+  if (extension == nullptr) return Unimplemented("the inner plugin has no FFI extension");
+  PJRT_FFI_Register_Handler_Args inner = *args;
+  if (GetConfig().emulated()) {
+    inner.platform_name = const_cast<char*>(kPlatform.data());
+    inner.platform_name_size = kPlatform.size();
+  }
+  return reinterpret_cast<PJRT_Error* (*)(PJRT_FFI_Register_Handler_Args*)>(extension->register_handler)(&inner);
+}
+
+// A copy of one of the inner plugin's extensions that can be put into our chain.
+template <class Extension>
+Extension* Copy(int type) {
+  PJRT_Extension_Base* inner = InnerExtension(type);
+  if (inner == nullptr) return nullptr;
+  auto* copy = new Extension(*reinterpret_cast<Extension*>(inner));
+  copy->base.struct_size = std::min(copy->base.struct_size, sizeof(Extension));
+  return copy;
+}
+
+PJRT_Extension_Base* FfiExtension() {
+  auto* extension = Copy<PJRT_FFI_Extension>(PJRT_Extension_Type_FFI);
+  if (extension == nullptr) return nullptr;
+  extension->register_handler = reinterpret_cast<void*>(Register);
+  return &extension->base;
+}
+
+PJRT_Extension_Base* ShardingsExtension() {
+  auto* extension = Copy<PJRT_Shardings_Extension>(PJRT_Extension_Type_Shardings);
+  return extension == nullptr ? nullptr : &extension->base;
+}
+
+}  // namespace
+
+PJRT_Extension_Base* InnerExtension(int type) {
+  for (auto* extension = static_cast<PJRT_Extension_Base*>(Inner()->extension_start); extension != nullptr;
+       extension = static_cast<PJRT_Extension_Base*>(static_cast<void*>(extension->next))) {
+    if (static_cast<int>(extension->type) == type) return extension;
+  }
+  return nullptr;
+}
+
+void* BuildExtensions() {
+  void* first = nullptr;
+  for (PJRT_Extension_Base* extension :
+       {LayoutsExtension(), MemoryDescriptionsExtension(), ShardingsExtension(), FfiExtension(),
+        TpuTopologyExtension(), HostMemoryAllocatorExtension()}) {
+    if (extension == nullptr) continue;
+    extension->next = static_cast<decltype(extension->next)>(first);
+    first = extension;
+  }
+  return first;
+}
+
+std::string RegisterFfiHandler(const char* target, void* handler) {
+  auto args = MakeArgs<PJRT_FFI_Register_Handler_Args>();
+  args.target_name = const_cast<char*>(target);
+  args.target_name_size = std::char_traits<char>::length(target);
+  args.handler = handler;
+  args.platform_name = const_cast<char*>(kPlatform.data());
+  args.platform_name_size = kPlatform.size();
+  PJRT_Error* error = Register(&args);
+  return error == nullptr ? "" : TakeMessage(error);
+}
+
+void RegisterFfiHandlers() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (!GetConfig().emulated()) return;  // silicon has kernels of its own
+    for (const FfiHandler& handler : FfiHandlers()) {
+      std::string error = RegisterFfiHandler(handler.target, handler.handler);
+      if (!error.empty()) Log(Level::kError, std::string("FFI handler ") + handler.target + ": " + error);
+    }
+  });
+}
+
+}  // namespace tt
+
+// For handlers that come from Python (jaxlib's LAPACK): 0 when registered, 1 with a logged message otherwise.
+extern "C" __attribute__((visibility("default"))) int TtTpuRegisterFfiHandler(const char* target, void* handler) {
+  if (tt::Inner() == nullptr) return 1;
+  std::string error = tt::RegisterFfiHandler(target, handler);
+  if (!error.empty()) tt::Log(tt::Level::kError, std::string("FFI handler ") + target + ": " + error);
+  return error.empty() ? 0 : 1;
+}

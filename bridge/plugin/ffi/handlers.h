@@ -1,0 +1,15 @@
+// The typed FFI handlers that this plugin brings to the emulated chip.
+#pragma once
+
+#include <vector>
+
+namespace tt {
+
+struct FfiHandler {
+  const char* target;
+  void* handler;  // XLA_FFI_Handler*
+};
+
+const std::vector<FfiHandler>& FfiHandlers();
+
+}  // namespace tt
