@@ -48,10 +48,8 @@ def _set_library(settings: Settings) -> bool:
 
 
 def _set_caches(settings: Settings, backend: backends.Backend) -> None:
-    """Give what torch_tpu and Inductor keep a folder of this fingerprint: their keys do not name the plugin."""
-    folder = settings.cache_dir / backend.fingerprint
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-    os.environ.setdefault("TORCH_TPU_TIER2_COMPILATION_CACHE", str(folder / "torch_tpu"))
+    """Give Inductor's caches a folder of this fingerprint: they keep executables whose keys do not name the plugin."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(settings.cache_dir / backend.fingerprint / "inductor"))
 
 
 def _announce(settings: Settings, backend: backends.Backend, ours: bool) -> None:

@@ -1,4 +1,6 @@
 // Devices: each chip describes itself as one core of a TPU, with its own memory.
+#include <cstring>
+
 #include "config.h"
 #include "errors.h"
 #include "memory.h"
@@ -84,8 +86,12 @@ PJRT_Error* MemoryStats(PJRT_Device_MemoryStats_Args* args) {
   set(usage.limit - usage.in_use, &args->largest_free_block_bytes, &args->largest_free_block_bytes_is_set);
   set(usage.in_use, &args->pool_bytes, &args->pool_bytes_is_set);
   set(usage.peak, &args->peak_pool_bytes, &args->peak_pool_bytes_is_set);
-  if (args->struct_size >= sizeof(*args)) {
+  if (args->struct_size >= PJRT_Device_MemoryStats_Args_STRUCT_SIZE) {
     set(usage.peak, &args->peak_allocated_bytes, &args->peak_allocated_bytes_is_set);
+  }
+  // A newer caller's further fields: what is left unset would be read as it lies there.
+  if (args->struct_size > sizeof *args) {
+    memset(reinterpret_cast<char*>(args) + sizeof *args, 0, args->struct_size - sizeof *args);
   }
   return nullptr;
 }
