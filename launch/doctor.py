@@ -12,8 +12,10 @@ import json
 import platform
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bridge import __version__, backend, chips, settings
 from bridge.errors import BridgeError
@@ -21,13 +23,14 @@ from launch import server
 
 PYTHONS = ((3, 11), (3, 12))
 PACKAGES = ("torch", "torch_tpu", "jax", "jaxlib", "sglang", "lammps-jax-pjrt-cpu")
-# Pairs of versions that this project's tests ran with.
+# Pairs of versions that this project's tests run with.
 KNOWN_PAIRS = (
     {"torch": "2.13.0", "torch_tpu": "0.2.0"},
     {"torch": "2.13.0", "sglang": "0.5.23"},
     {"jax": "0.10.2", "jaxlib": "0.10.2"},
     {"jaxlib": "0.10.2", "lammps-jax-pjrt-cpu": "0.11.2"},
 )
+STARTER = "tt_tpu_bridge.pth"
 MEND_INSTALL = "pip install --no-deps -r requirements.txt"
 TRIAL_SECONDS = 180
 TRIAL_WORDS = {True: "right", False: "failed", None: "not tried"}
@@ -92,16 +95,17 @@ def run(args: argparse.Namespace, _unknown: Sequence[str]) -> int:
 def examine() -> Report:
     """Look at everything; a thing that cannot be looked at becomes a problem of the report."""
     versions = {package: installed(package) for package in PACKAGES}
-    problems = [*_python_problems(), *_version_problems(versions)]
-    found, chosen, reason = (), None, ""
+    problems = [*_install_problems(), *_version_problems(versions)]
+    chosen, reason = None, ""
     try:
         wanted = settings.load()
-        found = chips.discover(wanted)
         chosen = backend.resolve(wanted)
         reason = chosen.reason
+        problems += _library_problems(wanted)
     except BridgeError as error:
-        reason = str(error)
-        problems.append(Problem("no backend", reason))
+        what, _, mend = str(error).partition(": ")
+        reason = what
+        problems.append(Problem(what, mend))
     tried = None
     if chosen and versions["torch"] and versions["torch_tpu"]:
         failure = try_chip()
@@ -111,7 +115,7 @@ def examine() -> Report:
     return Report(
         bridge=__version__,
         python=platform.python_version(),
-        chips=tuple(str(chip) for chip in found),
+        chips=tuple(describe(chip) for chip in (chosen.chips if chosen else chips.silicon())),
         backend=chosen.name if chosen else None,
         reason=reason,
         inner_plugin=str(chosen.inner_library) if chosen else None,
@@ -146,11 +150,29 @@ def try_chip() -> str | None:
     return lines[-1] if lines else f"the child process ended with status {trial.returncode}"
 
 
-def _python_problems() -> list[Problem]:
-    if sys.version_info[:2] in PYTHONS:
+def describe(chip: chips.Chip) -> str:
+    """A chip as one line: where it is, its board, its memory."""
+    place = "emulated" if chip.emulated else chip.device
+    return f"{chip.index}: {chip.board}, {chip.memory / 2**30:.1f} GiB, {place}"
+
+
+def _install_problems() -> list[Problem]:
+    problems = []
+    if sys.version_info[:2] not in PYTHONS:
+        wanted = " or ".join(".".join(map(str, version)) for version in PYTHONS)
+        problems.append(Problem(f"there is no torch_tpu for Python {platform.python_version()}", f"use Python {wanted}"))
+    if not Path(sysconfig.get_path("purelib"), STARTER).is_file():
+        problems.append(
+            Problem(f"{STARTER} is not installed, so LIBTT_TPU_COMPAT has no effect", "run `pip install .` in the project")
+        )
+    return problems
+
+
+def _library_problems(wanted: settings.Settings) -> list[Problem]:
+    if wanted.tpu_library in (None, backend.PLUGIN):
         return []
-    wanted = " or ".join(".".join(map(str, version)) for version in PYTHONS)
-    return [Problem(f"Python {platform.python_version()} has no torch_tpu", f"use Python {wanted}")]
+    what = f"TPU_LIBRARY_PATH={wanted.tpu_library} is set: torch_tpu uses that plugin, not the bridge's"
+    return [Problem(what, "unset TPU_LIBRARY_PATH")]
 
 
 def _version_problems(versions: dict[str, str | None]) -> list[Problem]:
@@ -182,7 +204,7 @@ def text(report: Report) -> str:
         "versions:",
         *(f"  {package} {found or 'not installed'}" for package, found in report.versions.items()),
         "known to work together:",
-        *(f"  {pair}{' (installed)' if here else ''}" for pair, here in report.pairs),
+        *(f"  {pair} ({'installed' if here else 'not installed'})" for pair, here in report.pairs),
         f"a product on the chip: {TRIAL_WORDS[report.trial]}",
         "nothing is wrong" if not report.problems else "wrong:",
         *(f"  {problem.what}\n    {problem.mend}" for problem in report.problems),

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from launch.server import Address, free_port, stop, wait_ready
 
@@ -69,6 +71,24 @@ class Server:
             return []
 
 
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """Hugging Face's model on the CPU, of the server's checkpoint and dtype, and text to ask about."""
+
+    model: object
+    tokenizer: object
+    text: list[int]
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """Float32 [len(tokens), vocabulary]: row i judges what follows tokens[: i + 1]."""
+        with torch.inference_mode():
+            return self.model(torch.tensor([tokens])).logits[0].float()
+
+    def prompt(self, length: int, start: int = 0) -> list[int]:
+        """`length` consecutive tokens of a real text."""
+        return self.text[start : start + length]
+
+
 def pytest_generate_tests(metafunc):
     if "server" in metafunc.fixturenames:
         live = metafunc.config.getoption("--server-url")
@@ -103,6 +123,17 @@ def server(request, smollm2, tmp_path_factory):
             raise
         finally:
             stop(process)
+
+
+@pytest.fixture(scope="session")
+def reference(server, root):
+    """Hugging Face's side; where transformers cannot load a live server's model there is nothing to compare with."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(server.model)
+        model = AutoModelForCausalLM.from_pretrained(server.model, dtype=getattr(torch, server.dtype))
+    except OSError as error:
+        pytest.skip(f"transformers cannot load {server.model} here: {error}")
+    return Reference(model.eval(), tokenizer, tokenizer.encode((root / "LICENSE").read_text()))
 
 
 def _live(config) -> Server:
