@@ -56,7 +56,7 @@ PJRT_Error* Compile(PJRT_Client_Compile_Args* args) {
   if (error != nullptr) return error;
   ++compiled_programs;
   args->executable = loaded;
-  return RegisterProgram(loaded, std::move(compiled.donated));
+  return RegisterProgram(loaded, std::move(compiled.donated), compiled.serialized ? std::move(compiled.bytes) : "");
 }
 
 }  // namespace

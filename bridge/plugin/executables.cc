@@ -234,14 +234,25 @@ PJRT_Error* TakeStamp(std::string_view* bytes, std::vector<int>* donated) {
   return nullptr;
 }
 
+// What the inner plugin makes of a program that it has compiled itself.
+PJRT_Error* AppendSerialized(PJRT_Executable_Serialize_Args args, std::string* bytes) {
+  if (PJRT_Error* error = CallInner(Slot::Executable_Serialize, &args)) return error;
+  bytes->append(View(args.serialized_bytes, args.serialized_bytes_size));
+  if (args.serialized_executable_deleter != nullptr) {
+    reinterpret_cast<void (*)(void*)>(args.serialized_executable_deleter)(args.serialized_executable);
+  }
+  return nullptr;
+}
+
 PJRT_Error* Serialize(PJRT_Executable_Serialize_Args* args) {
   Info info = Plain().Get(args->executable);
   if (info == nullptr) return InvalidArgument("the program was not compiled or loaded by this plugin");
-  if (PJRT_Error* error = CallInner(Slot::Executable_Serialize, args)) return error;
   auto* stamped = new std::string(Stamp(*info));
-  stamped->append(View(args->serialized_bytes, args->serialized_bytes_size));
-  if (args->serialized_executable_deleter != nullptr) {
-    reinterpret_cast<void (*)(void*)>(args->serialized_executable_deleter)(args->serialized_executable);
+  if (!info->serialized.empty()) {
+    stamped->append(info->serialized);
+  } else if (PJRT_Error* error = AppendSerialized(*args, stamped)) {
+    delete stamped;
+    return error;
   }
   args->serialized_bytes = stamped->data();
   args->serialized_bytes_size = stamped->size();
@@ -267,17 +278,18 @@ PJRT_Error* DeserializeAndLoad(PJRT_Executable_DeserializeAndLoad_Args* args) {
   }
   if (PJRT_Error* error = CallInner(Slot::Executable_DeserializeAndLoad, &inner)) return error;
   args->loaded_executable = inner.loaded_executable;
-  return RegisterProgram(inner.loaded_executable, std::move(donated));
+  return RegisterProgram(inner.loaded_executable, std::move(donated), std::string(bytes));
 }
 
 }  // namespace
 
-PJRT_Error* RegisterProgram(void* loaded, std::vector<int> donated) {
+PJRT_Error* RegisterProgram(void* loaded, std::vector<int> donated, std::string serialized) {
   auto get = MakeArgs<PJRT_LoadedExecutable_GetExecutable_Args>();
   get.loaded_executable = loaded;
   if (PJRT_Error* error = CallInner(Slot::LoadedExecutable_GetExecutable, &get)) return error;
   auto info = std::make_shared<ProgramInfo>();
   info->donated = std::move(donated);
+  info->serialized = std::move(serialized);
   info->chips = ChipsOf(loaded);
   PJRT_Error* error = OutputSizes(get.executable, info.get());
   info->temporary_bytes = TemporaryBytes(get.executable);
