@@ -1,0 +1,37 @@
+"""The KV cache: one tensor of pages for the keys and one for the values of each layer.
+
+A page holds `page_size` positions of all KV heads, heads outermost, as TTNN's
+paged attention wants it: [pages, kv_heads, page_size, head_dim]. Page 0 belongs
+to nobody: padding is written there. A program takes the tensors, which are
+donated to it, and hands back the ones that replace them.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+from bridge.sglang_platform.device_module import DEVICE
+
+
+class PagedKVPool(MHATokenToKVPool):
+    """SGLang's multi-head pool with its storage on the chip, in whole pages."""
+
+    def _create_buffers(self) -> None:
+        self.num_pages = self.size // self.page_size + 1
+        shape = (self.num_pages, self.head_num, self.page_size)
+        self.k_buffer = [self._zeros(*shape, self.head_dim) for _ in range(self.layer_num)]
+        self.v_buffer = [self._zeros(*shape, self.v_head_dim) for _ in range(self.layer_num)]
+
+    def _zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=self.store_dtype, device=DEVICE)
+
+    @property
+    def caches(self) -> list[torch.Tensor]:
+        """Keys and values of every layer, in turn: k0, v0, k1, v1, …"""
+        return [cache for layer in zip(self.k_buffer, self.v_buffer, strict=True) for cache in layer]
+
+    def replace(self, caches: Sequence[torch.Tensor]) -> None:
+        """Take what a program handed back for `caches`."""
+        self.k_buffer = list(caches[0::2])
+        self.v_buffer = list(caches[1::2])
