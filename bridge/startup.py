@@ -74,4 +74,5 @@ def _prepare_sglang() -> None:
 
         prepare_imports()
 
-    when_imported("sglang", prepare)
+    # The first module that the package sglang imports: nothing has asked for triton yet.
+    when_imported("sglang.srt.environ", prepare)

@@ -136,7 +136,7 @@ class _LentTorchvision(importlib.abc.MetaPathFinder):
 
 
 def prepare_imports() -> None:
-    """Make `import sglang` work in this process; called when sglang is first imported.
+    """Make `import sglang` work in this process; called as soon as sglang.srt.environ is imported.
 
     A triton or torchvision that is installed is left alone.
     """
