@@ -80,6 +80,8 @@ def resolve(settings: Settings) -> Backend:
 def _choose(settings: Settings) -> tuple[str, str, tuple[chips.Chip, ...]]:
     if settings.backend == "emulated":
         return "emulated", "TT_TPU_BACKEND=emulated", chips.emulated(settings)
+    if settings.mock_cluster is not None and settings.backend == "libtt":
+        return "libtt", f"mock cluster {settings.mock_cluster}", chips.mocked(settings.mock_cluster)[:1]
     silicon = chips.silicon()
     if silicon:
         return "libtt", f"{len(silicon)} chip(s) under {chips.DEVICES}", silicon[:1]

@@ -5,9 +5,11 @@ interpreter start, and beside a process that uses the chips.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from bridge.errors import BackendError
 from bridge.settings import Settings
 
 DEVICES = Path("/dev/tenstorrent")
@@ -66,6 +68,25 @@ def silicon(devices: Path = DEVICES, sysfs: Path = SYSFS) -> tuple[Chip, ...]:
         memory = BOARD_MEMORY.get(board, min(BOARD_MEMORY.values()))
         chips.append(Chip(index, board, memory, devices / str(index)))
     return tuple(chips)
+
+
+def mocked(descriptor: Path) -> tuple[Chip, ...]:
+    """The chips that a cluster descriptor of tt-metal's describes, one a line below `arch:`.
+
+    Raises:
+        BackendError: the file cannot be read or describes no chip.
+    """
+    try:
+        text = descriptor.read_text()
+    except OSError as error:
+        raise BackendError(f"TT_METAL_MOCK_CLUSTER_DESC_PATH={descriptor} cannot be read: {error.strerror}") from None
+    section = re.search(r"^arch:\n((?:[ \t]+\d+:.*\n)+)", text, re.MULTILINE)
+    board = re.search(r"board_type:\s*(\w+)", text)
+    if section is None or board is None:
+        raise BackendError(f"{descriptor} describes no chips: it has no `arch:` or no `board_type:`")
+    name = next((known for known in BOARD_MEMORY if board[1].lower().startswith(known)), board[1])
+    memory = BOARD_MEMORY.get(name, min(BOARD_MEMORY.values()))
+    return tuple(Chip(index, name, memory, descriptor) for index in range(len(section[1].splitlines())))
 
 
 def host_memory() -> int:

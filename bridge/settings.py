@@ -32,6 +32,8 @@ class Settings:
         compile_workers: TT_TPU_COMPILE_WORKERS, processes that compile programs.
         cache_dir: TT_TPU_CACHE_DIR, where caches and logs live.
         log_level: TT_TPU_LOG, "debug", "info", "warning" or "error".
+        mock_cluster: TT_METAL_MOCK_CLUSTER_DESC_PATH, tt-metal's description of chips that are not
+            there; libtt compiles for them for real.
     """
 
     compat: bool = False
@@ -43,6 +45,7 @@ class Settings:
     compile_workers: int = 2
     cache_dir: Path = Path("~/.cache/tt-tpu-bridge")
     log_level: str = "info"
+    mock_cluster: Path | None = None
 
 
 def parse_size(text: str, variable: str) -> int:
@@ -93,4 +96,5 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         compile_workers=read("TT_TPU_COMPILE_WORKERS", _count, min(2, os.cpu_count() or 1)),
         cache_dir=read("TT_TPU_CACHE_DIR", path, default.cache_dir.expanduser()),
         log_level=read("TT_TPU_LOG", lambda t, v: _choice(t, v, LOG_LEVELS), default.log_level),
+        mock_cluster=read("TT_METAL_MOCK_CLUSTER_DESC_PATH", path, None),
     )

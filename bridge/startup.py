@@ -31,7 +31,7 @@ def start() -> None:
         message = f"tt-tpu: error: {error}"
         when_imported("torch_tpu", lambda _module: sys.exit(message))
         return
-    ours = _set_library(settings)
+    ours = _set_library(settings, backend)
     os.environ["TT_TPU_PLUGIN_CONFIG"] = backends.plugin_config(backend, settings)
     _set_caches(settings, backend)
     torch_tpu_hooks.install(backend)
@@ -39,9 +39,12 @@ def start() -> None:
     _prepare_sglang()
 
 
-def _set_library(settings: Settings) -> bool:
-    """Point torch_tpu to our plugin, unless the user has named another one."""
-    if settings.tpu_library not in (None, backends.PLUGIN):
+def _set_library(settings: Settings, backend: backends.Backend) -> bool:
+    """Point torch_tpu to our plugin, unless the user has named another one.
+
+    libtt's own .pth, which runs before ours, names libtt as a default: that is no user's choice.
+    """
+    if settings.tpu_library not in (None, backends.PLUGIN, backend.inner_library):
         return False
     os.environ["TPU_LIBRARY_PATH"] = str(backends.PLUGIN)
     return True

@@ -3,6 +3,7 @@
 import pytest
 
 from bridge import chips
+from bridge.errors import BackendError
 from bridge.settings import Settings
 
 
@@ -46,3 +47,24 @@ def test_emulated_memory_can_be_less():
     """TT_TPU_EMULATED_MEMORY is taken as it is where the host has it."""
     (found,) = chips.emulated(Settings(emulated_memory=64 << 20))
     assert found.memory == 64 << 20
+
+
+@pytest.mark.parametrize("count", (1, 4))
+def test_a_mock_cluster_has_its_chips(tmp_path, count):
+    """Chips and board come from tt-metal's cluster descriptor."""
+    arch = "".join(f"  {index}: blackhole\n" for index in range(count))
+    descriptor = tmp_path / "cluster.yaml"
+    descriptor.write_text(f"arch:\n{arch}chips:\n  {{}}\nboards:\n  -\n    - board_type: p150\n")
+    found = chips.mocked(descriptor)
+    assert [(c.index, c.board, c.memory) for c in found] == [(i, "p150", 32 << 30) for i in range(count)]
+    assert not any(c.emulated for c in found)
+
+
+@pytest.mark.parametrize("content", (None, "", "chips: {}\n"))
+def test_a_mock_cluster_that_describes_nothing_is_an_error(tmp_path, content):
+    """A missing or empty descriptor is said to be one."""
+    descriptor = tmp_path / "cluster.yaml"
+    if content is not None:
+        descriptor.write_text(content)
+    with pytest.raises(BackendError, match="cluster.yaml"):
+        chips.mocked(descriptor)
