@@ -58,6 +58,12 @@ def operations(root: ir.Module | ir.OpView, *names: str) -> Iterator[ir.OpView]:
     return iter(found)
 
 
+def producer(value: ir.Value, name: str) -> ir.OpView | None:
+    """The operation that makes `value` if it is called `name`, else None."""
+    owner = value.owner
+    return owner.operation.opview if not isinstance(owner, ir.Block) and owner.operation.name == name else None
+
+
 def main_function(module: ir.Module) -> ir.OpView:
     """The public entry `@main`; raises KeyError when the module has none."""
     return ir.SymbolTable(module.operation)["main"]

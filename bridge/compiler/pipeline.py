@@ -13,10 +13,14 @@ from jaxlib.mlir import ir
 from bridge.compiler import module as modules
 from bridge.compiler.composites import inline_composites
 from bridge.compiler.fail_closed import fail_closed
+from bridge.compiler.matmul_forms import TARGET as MATMUL
+from bridge.compiler.matmul_forms import use_own_matmul
 from bridge.errors import CompileError
 
 # Custom calls that XLA's CPU compiler gives a meaning to.
 _XLA_CPU = frozenset(("TopK", "Qr", "ProductOfElementaryHouseholderReflectors", "Eigh"))
+# Typed FFI handlers of bridge/plugin/ffi.
+_OURS = frozenset((MATMUL,))
 # What libtt lowers itself: facts of libtt 0.1.3.
 _LIBTT = frozenset(())
 
@@ -42,7 +46,7 @@ def passes(backend: str) -> tuple[modules.Pass, ...]:
     """The passes for `backend` ("emulated" or "libtt"), in the order in which they run."""
     if backend == "libtt":
         return (inline_composites, functools.partial(fail_closed, known=_LIBTT))
-    return (inline_composites, functools.partial(fail_closed, known=_XLA_CPU))
+    return (inline_composites, use_own_matmul, functools.partial(fail_closed, known=_XLA_CPU | _OURS))
 
 
 def rewrite(context: ir.Context, program: bytes, backend: str, version: str) -> Rewritten:

@@ -1,7 +1,7 @@
 """The compile service: a light process that hands programs to workers and answers over a private socket.
 
 Started by the plugin as `python -m bridge.compiler.service PATH`, shared by all processes
-of a mesh, gone two seconds after its last client. A worker that dies is that one program's
+of a mesh, gone as soon as its last client is. A worker that dies is that one program's
 error, with the end of its log, and is replaced. Standard library only.
 """
 
@@ -22,7 +22,8 @@ from bridge import settings as bridge_settings
 from bridge.compiler import frames
 from bridge.compiler.frames import Code, Kind
 
-LINGER_SECONDS = 2.0
+# Long enough for a forked or exec-ed client to connect again, too short to be seen after a server has ended.
+LINGER_SECONDS = 0.25
 _FIRST_CLIENT_SECONDS = 30.0
 _TAIL_BYTES = 4000
 
@@ -44,7 +45,7 @@ class WorkerProcess:
         # A worker is no user of the chip: it must not present itself as one.
         environment = {**os.environ, "LIBTT_TPU_COMPAT": "0"}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bridge.compiler.worker", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "bridge.compiler.worker", str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=self._log,

@@ -4,7 +4,7 @@
 namespace tt {
 
 const std::vector<FfiHandler>& FfiHandlers() {
-  static const std::vector<FfiHandler> handlers;
+  static const std::vector<FfiHandler> handlers = {MatmulHandler()};
   return handlers;
 }
 

@@ -1,16 +1,23 @@
 """Runs programs as the emulated chip does: through the passes, then on the inner plugin."""
 
+import ctypes
 import functools
+import os
+from pathlib import Path
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import pypjrt
+from pypjrt import _loader
 from service_client import inner_library
 
+import bridge
 from bridge.compiler import module as modules
 from bridge.compiler import pipeline
 
 VERSION = "1.17.0"
+PLUGIN = Path(bridge.__file__).parent / "plugin" / "libtt_tpu_pjrt.so"
 # numpy's type to PJRT_Buffer_Type
 TYPES = {
     np.dtype(np.bool_): 1,
@@ -25,9 +32,23 @@ TYPES = {
 _NUMPY = {code: dtype for dtype, code in TYPES.items()}
 
 
+class _InnerLibrary:
+    """Our plugin's library, whose GetPjrtApi is that of the inner plugin with our FFI handlers registered."""
+
+    def __init__(self, *arguments, **keywords):
+        self._library = _CDLL(*arguments, **keywords)
+        self.GetPjrtApi = self._library.GetInnerPjrtApi
+
+
+_CDLL = ctypes.CDLL
+
+
 @functools.cache
 def client() -> pypjrt.Client:
-    return pypjrt.Client.create(pypjrt.Plugin(inner_library()))
+    config = f"backend=emulated\ninner_library={inner_library()}\nstablehlo_version={VERSION}"
+    with mock.patch.dict(os.environ, TT_TPU_PLUGIN_CONFIG=config):
+        with mock.patch.object(_loader.ctypes, "CDLL", _InnerLibrary):
+            return pypjrt.Client.create(pypjrt.Plugin(PLUGIN))
 
 
 @functools.cache
@@ -45,8 +66,12 @@ def rewrite(program: str | bytes, backend: str = "emulated") -> str:
 def run(program: str | bytes, *arguments: np.ndarray) -> list[np.ndarray]:
     """Rewrite, compile and execute @main; one array a result."""
     code = program.encode() if isinstance(program, str) else program
-    rewritten = pipeline.rewrite(context(), code, "emulated", VERSION).program
-    executable = client().compile(rewritten)
+    return execute(pipeline.rewrite(context(), code, "emulated", VERSION).program, *arguments)
+
+
+def execute(program: str | bytes, *arguments: np.ndarray) -> list[np.ndarray]:
+    """Compile and execute @main as it is, without the passes."""
+    executable = client().compile(program)
     with client().device() as device:
         buffers = [to_device(argument, device) for argument in arguments]
     return [to_numpy(result) for result in executable(*buffers)]
