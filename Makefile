@@ -20,6 +20,7 @@ $(VENV)/bin/python:
 
 $(VENV)/requirements.stamp: requirements.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps -r requirements.txt
+	$(BIN)/python -m launch.torch_libraries
 	touch $@
 
 $(VENV)/project.stamp: $(VENV)/requirements.stamp pyproject.toml CMakeLists.txt $(filter-out %.so,$(plugin_sources))

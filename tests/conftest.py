@@ -4,6 +4,12 @@ from pathlib import Path
 
 import pytest
 
+# In pytest's own process torch is the reference, on the CPU. Where no TPU is presented torch_tpu's
+# autoload would abort the process; children, which get their own environment, decide for themselves.
+with pytest.MonkeyPatch.context() as environment:
+    environment.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    import torch  # noqa: F401
+
 from launch.checkpoint import smollm2_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,8 +6,11 @@ same tests talk to a live server; those that need its process are left out.
 """
 
 import dataclasses
+import json
+import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,11 +21,13 @@ import requests
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from bridge.compiler import frames
+from launch.serve import CONTEXT
 from launch.server import Address, free_port, stop, wait_ready
 
 DTYPES = ("float32", "bfloat16")
 READY_SECONDS = 600
-EXTRA_OPTIONS = ()
+SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclasses.dataclass
@@ -35,7 +40,8 @@ class Server:
         dtype: "float32" or "bfloat16".
         context: its context length in tokens.
         process: what `tt-tpu serve` started; None for a live server.
-        log: its output; None for a live server.
+        shared_memory_before: the machine's shared-memory segments before it was started.
+        peak_memory: largest sum of resident bytes of its processes so far.
     """
 
     url: str
@@ -43,7 +49,8 @@ class Server:
     dtype: str
     context: int
     process: subprocess.Popen | None = None
-    log: Path | None = None
+    shared_memory_before: frozenset[Path] = frozenset()
+    peak_memory: int = 0
 
     def post(self, path: str, body=None, **options) -> requests.Response:
         """POST `body` as JSON."""
@@ -62,6 +69,16 @@ class Server:
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(lambda prompt: self.generate(prompt, tokens, **sampling), prompts))
 
+    def get(self, path: str):
+        """GET; the JSON of the answer."""
+        answer = requests.get(self.url + path, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def info(self) -> dict:
+        """The server's arguments and state, as SGLang reports them."""
+        return self.get("/server_info")
+
     def processes(self) -> list[psutil.Process]:
         """The server's process and all that descend from it."""
         try:
@@ -69,6 +86,28 @@ class Server:
             return [top, *top.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+    def compile_requests(self) -> int:
+        """How many programs the server's compile service was asked for, those found in its store included."""
+        (service,) = (p for p in self.processes() if "bridge.compiler.service" in p.cmdline())
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(service.cmdline()[-1])
+            frames.send(connection, frames.Kind.STATS)
+            counts = json.loads(frames.receive(connection)[1][0])
+        return counts["compiled"] + counts["store_hits"] + counts["failed"]
+
+    def watch_memory(self) -> None:
+        """Keep `peak_memory`, the largest sum of the tree's resident bytes seen, until the server ends."""
+        while self.process.poll() is None:
+            self.peak_memory = max(self.peak_memory, sum(map(_resident, self.processes())))
+            time.sleep(0.25)
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return process.memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +128,11 @@ class Reference:
         return self.text[start : start + length]
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "needs_process: looks at the server's processes; left out for a live server")
+    config.addinivalue_line("markers", "ends_server: ends the server, so it runs after all others")
+
+
 def pytest_generate_tests(metafunc):
     if "server" in metafunc.fixturenames:
         live = metafunc.config.getoption("--server-url")
@@ -96,9 +140,12 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """A test that ends the server runs after all others that use it."""
+def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.get_closest_marker("ends_server") is not None)
+    if config.getoption("--server-url"):
+        left_out = [item for item in items if item.get_closest_marker("needs_process")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")
@@ -109,20 +156,27 @@ def server(request, smollm2, tmp_path_factory):
         return
     model = str(smollm2(request.param))
     address = Address("127.0.0.1", free_port())
+    command = [sys.executable, "-m", "launch.cli", "serve", model, "--port", str(address.port), "--dtype", request.param]
     log = tmp_path_factory.mktemp("server") / f"{request.param}.log"
-    command = [sys.executable, "-m", "launch.cli", "serve", model, "--port", str(address.port)]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*command, "--dtype", request.param, *EXTRA_OPTIONS], stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
+        before = frozenset(SHARED_MEMORY.iterdir())
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        under_test = Server(str(address), model, request.param, CONTEXT, process, before)
+        threading.Thread(target=under_test.watch_memory, daemon=True).start()
         try:
             wait_ready(process, address, READY_SECONDS)
-            yield Server(str(address), model, request.param, _context(str(address)), process, log)
-        except BaseException:
-            print(log.read_text(errors="replace")[-4000:])
-            raise
+            yield under_test
         finally:
-            stop(process)
+            stop(process, seconds=20)
+            print(log.read_text(errors="replace")[-8000:])  # pytest shows it with a test that failed
+
+
+def _live(config) -> Server:
+    url, model = config.getoption("--server-url").rstrip("/"), config.getoption("--model")
+    if not model:
+        raise pytest.UsageError("--server-url needs --model: the name or folder of the model that it serves")
+    info = Server(url, model, "", 0).info()
+    return Server(url, model, info["dtype"], info["context_length"])
 
 
 @pytest.fixture(scope="session")
@@ -134,18 +188,3 @@ def reference(server, root):
     except OSError as error:
         pytest.skip(f"transformers cannot load {server.model} here: {error}")
     return Reference(model.eval(), tokenizer, tokenizer.encode((root / "LICENSE").read_text()))
-
-
-def _live(config) -> Server:
-    url, model = config.getoption("--server-url").rstrip("/"), config.getoption("--model")
-    if not model:
-        raise pytest.UsageError("--server-url needs --model: the name or folder of the model that it serves")
-    return Server(url, model, _info(url)["dtype"], _context(url))
-
-
-def _info(url: str) -> dict:
-    return requests.get(f"{url}/get_server_info", timeout=30).json()
-
-
-def _context(url: str) -> int:
-    return _info(url)["context_length"]

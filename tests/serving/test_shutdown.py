@@ -1,0 +1,37 @@
+"""The end of a server."""
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.mark.needs_process
+@pytest.mark.ends_server
+def test_sigterm_ends_it_cleanly(server):
+    """SIGTERM ends a server within 10 seconds with status 0, and leaves no process and no shared-memory segment.
+
+    A live server is not ours to end.
+    """
+    processes = server.processes()
+    began = time.monotonic()
+    server.process.terminate()
+    assert server.process.wait(30) == 0
+    assert time.monotonic() - began <= 10
+    _, left = psutil.wait_procs(processes, timeout=10 - (time.monotonic() - began))
+    assert not left
+    assert not orphaned(set(SHARED_MEMORY.iterdir()) - server.shared_memory_before)
+
+
+def orphaned(segments: set[Path]) -> set[Path]:
+    """Those that no living process has mapped: another program of this machine may have made the rest meanwhile."""
+    held = set()
+    for process in psutil.process_iter():
+        try:
+            held |= {mapping.path for mapping in process.memory_maps()}
+        except psutil.Error:
+            continue
+    return {segment for segment in segments if str(segment) not in held}
