@@ -2,11 +2,12 @@
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from bridge.sglang_platform import capture, flags, host_tensors, weights
+from bridge.sglang_platform import capture, flags, host_tensors, requests, shutdown, weights
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 _COMPONENTS = "sglang.srt.model_executor.model_runner_components"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
 
 
@@ -27,6 +28,8 @@ def register() -> None:
         (f"{_COMPONENTS}.load_model_utils.load_model_with_memory_saver", weights.load_on_host, HookType.AROUND),
         (f"{_CONFIGURATOR}._init_pools", host_tensors.build_pools, HookType.AROUND),
         (f"{_WORKER}.alloc_memory_pool", host_tensors.schedule_on_host, HookType.AFTER),
+        (f"{_TOKENIZER}._validate_one_request", requests.refuse, HookType.BEFORE),
+        (f"{_TOKENIZER}.sigterm_watchdog", shutdown.stop_soon, HookType.AROUND),
         (f"{_COMPONENTS}.cuda_graph_setup.capture_cuda_graphs", capture.compile_programs, HookType.REPLACE),
     ):
         HookRegistry.register(target, hook, kind)

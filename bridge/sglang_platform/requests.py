@@ -1,0 +1,25 @@
+"""Requests that SGLang would let through to the scheduler, where they end the server.
+
+They are refused where SGLang refuses the others, so the client reads HTTP 400
+and the reason, and the server goes on.
+"""
+
+from typing import Any
+
+
+def refuse(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
+    """BEFORE TokenizerManager._validate_one_request; raises ValueError."""
+    if getattr(obj, "input_embeds", None) is not None:
+        raise ValueError("input_embeds is not supported on this chip: send text or input_ids")
+    if not input_ids:
+        raise ValueError("The prompt is empty: it must have at least one token.")
+    vocabulary = manager.model_config.vocab_size
+    outside = next((token for token in input_ids if not 0 <= token < vocabulary), None)
+    if outside is not None:
+        raise ValueError(f"input_ids holds {outside}; token ids go from 0 to {vocabulary - 1}.")
+    samples = (obj.sampling_params or {}).get("n")
+    if samples is not None and samples < 1:
+        raise ValueError(f"n must be at least 1, got {samples}.")
+    wanted = getattr(obj, "top_logprobs_num", None) or 0
+    if not 0 <= wanted <= vocabulary:
+        raise ValueError(f"top_logprobs_num must be in [0, {vocabulary}], got {wanted}.")
