@@ -1,12 +1,14 @@
 """What torch_tpu must be told about the chips, since it looks for Google's PCI devices.
 
-Only `torch_tpu._internal.utils.hardware` is changed, right after it is
-imported and before anybody has taken a function out of it.
+`torch_tpu._internal.utils.hardware` is changed right after it is imported and
+before anybody has taken a function out of it; flash attention is replaced once
+torch_tpu has registered its own.
 """
 
 from types import ModuleType
 
 from bridge.backend import Backend
+from kernels_replacements import flash_attention
 from kernels_replacements.import_hooks import provide, when_imported
 
 # The name of the presented kind ("TPU v5 lite") in torch_tpu's own table of generations.
@@ -16,6 +18,7 @@ _GENERATION = "TPU v5e"
 def install(backend: Backend) -> None:
     """Leave the hooks; nothing is imported now."""
     when_imported("torch_tpu._internal.utils.hardware", lambda module: _describe(module, backend))
+    when_imported("torch_tpu", flash_attention.install)
     # torch_tpu asks libtpu for a library path; ours is set, and 500 MB of libtpu are not needed.
     provide("libtpu", _fill_libtpu)
 
