@@ -12,7 +12,7 @@ with pytest.MonkeyPatch.context() as environment:
 
 from launch.checkpoint import smollm2_checkpoint
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).absolute().parent.parent
 
 
 def pytest_addoption(parser):
