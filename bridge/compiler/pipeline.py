@@ -20,7 +20,7 @@ from bridge.errors import CompileError
 # Custom calls that XLA's CPU compiler gives a meaning to.
 _XLA_CPU = frozenset(("TopK", "Qr", "ProductOfElementaryHouseholderReflectors", "Eigh"))
 # Typed FFI handlers of bridge/plugin/ffi.
-_OURS = frozenset((MATMUL,))
+_OURS = frozenset((MATMUL, "LuDecomposition"))
 # What libtt lowers itself: facts of libtt 0.1.3.
 _LIBTT = frozenset(())
 

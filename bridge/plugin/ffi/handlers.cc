@@ -4,7 +4,7 @@
 namespace tt {
 
 const std::vector<FfiHandler>& FfiHandlers() {
-  static const std::vector<FfiHandler> handlers = {MatmulHandler()};
+  static const std::vector<FfiHandler> handlers = {MatmulHandler(), LuDecompositionHandler()};
   return handlers;
 }
 

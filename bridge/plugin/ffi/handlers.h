@@ -10,7 +10,8 @@ struct FfiHandler {
   void* handler;  // XLA_FFI_Handler*
 };
 
-FfiHandler MatmulHandler();  // matmul.cc
+FfiHandler LuDecompositionHandler();  // lu.cc
+FfiHandler MatmulHandler();           // matmul.cc
 
 const std::vector<FfiHandler>& FfiHandlers();
 
