@@ -15,14 +15,13 @@ from bridge.compiler.composites import inline_composites
 from bridge.compiler.fail_closed import fail_closed
 from bridge.compiler.matmul_forms import TARGET as MATMUL
 from bridge.compiler.matmul_forms import use_own_matmul
+from bridge.compiler.tt_calls import LIBTT_CALLS, expand_tt_calls, spell_tt_calls
 from bridge.errors import CompileError
 
 # Custom calls that XLA's CPU compiler gives a meaning to.
 _XLA_CPU = frozenset(("TopK", "Qr", "ProductOfElementaryHouseholderReflectors", "Eigh"))
 # Typed FFI handlers of bridge/plugin/ffi.
 _OURS = frozenset((MATMUL, "LuDecomposition"))
-# What libtt lowers itself: facts of libtt 0.1.3.
-_LIBTT = frozenset(())
 
 BACKENDS = ("emulated", "libtt")
 
@@ -45,8 +44,13 @@ class Rewritten:
 def passes(backend: str) -> tuple[modules.Pass, ...]:
     """The passes for `backend` ("emulated" or "libtt"), in the order in which they run."""
     if backend == "libtt":
-        return (inline_composites, functools.partial(fail_closed, known=_LIBTT))
-    return (inline_composites, use_own_matmul, functools.partial(fail_closed, known=_XLA_CPU | _OURS))
+        return (inline_composites, spell_tt_calls, functools.partial(fail_closed, known=LIBTT_CALLS))
+    return (
+        inline_composites,
+        expand_tt_calls,
+        use_own_matmul,
+        functools.partial(fail_closed, known=_XLA_CPU | _OURS),
+    )
 
 
 def rewrite(context: ir.Context, program: bytes, backend: str, version: str) -> Rewritten:

@@ -11,9 +11,20 @@ from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs._jax_mlir_ext import inlined_func_call
 
 from bridge.compiler import module as modules
+from bridge.compiler.composites import inline_composites
 from bridge.errors import CompileError
 
 PREFIX = "tt."
+# What libtt 0.1.3 lowers; the emulator knows the same, see bridge/emulator/calls.py.
+LIBTT_CALLS = frozenset(
+    f"{PREFIX}{name}"
+    for name in (
+        "paged_scaled_dot_product_attention_decode", "chunked_scaled_dot_product_attention",
+        "scaled_dot_product_attention", "paged_flash_mla_decode", "flash_mla_prefill", "paged_update_cache",
+        "paged_fill_cache", "state_pool_update", "gated_delta_rule", "gated_delta_decode", "causal_conv1d_update",
+        "fused_moe_ep", "sparse_matmul", "sampling", "mark_argument", "weight_dtype_override",
+    )
+)  # fmt: skip
 # Calls whose attributes libtt reads from the operation's frontend attributes, as strings.
 _METADATA_CALLS = frozenset(
     ("tt.scaled_dot_product_attention", "tt.paged_flash_mla_decode", "tt.flash_mla_prefill", "tt.sparse_matmul",
@@ -86,8 +97,6 @@ def _expand(module: ir.Module, call: ir.OpView) -> None:
     )
     body = ir.Module.parse(text, module.context)
     # Opened first, so that it brings no functions of its own into the program.
-    from bridge.compiler.composites import inline_composites
-
     function = modules.main_function(inline_composites(body))
     with ir.InsertionPoint(call):
         values = inlined_func_call(function.operation, list(call.operands), call.location)
