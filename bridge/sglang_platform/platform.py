@@ -4,16 +4,12 @@ Settings that the chip cannot honour are set here with a reason; a request for
 something that it cannot do is an error before any weight is read.
 """
 
-import logging
 from typing import Any
 
 import torch
 from sglang.srt.platforms.interface import PlatformCapabilities, PlatformEnum, SRTPlatform
 
 from bridge.sglang_platform import device_module, flags
-
-ATTENTION_BACKEND = "tpu_oot"
-logger = logging.getLogger(__name__)
 
 
 class TpuPlatform(SRTPlatform):
@@ -28,11 +24,14 @@ class TpuPlatform(SRTPlatform):
         device_module.install()
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
+        from bridge.sglang_platform import plugin
+
+        plugin.require_hooks()
         flags.check(server_args)
         flags.apply_defaults(server_args)
 
     def get_default_attention_backend(self) -> str:
-        return ATTENTION_BACKEND
+        return flags.ATTENTION_BACKEND
 
     def get_device(self, device_id: int = 0) -> str:
         return f"{device_module.DEVICE}:{device_id}"
@@ -51,8 +50,8 @@ class TpuPlatform(SRTPlatform):
         return "gloo"
 
     def init_backend(self) -> None:
-        # Imported in every process that builds a model; registers the attention backend.
-        from bridge.sglang_platform import attention  # noqa: F401
+        # In every process that builds a model; both register themselves.
+        from bridge.sglang_platform import attention, sampler  # noqa: F401
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         from bridge.sglang_platform import weights

@@ -2,34 +2,48 @@
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from bridge.sglang_platform import capture, flags, host_tensors, requests, shutdown, weights
+from bridge.errors import BridgeError
+from bridge.sglang_platform import capture, flags, host_tensors, requests, sampler, shutdown, weights
+from bridge.sglang_platform.device_module import DEVICE
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 _COMPONENTS = "sglang.srt.model_executor.model_runner_components"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
 
 
+HOOKS = (
+    (f"{_SERVER_ARGS}.add_cli_args", flags.add_flags, HookType.AFTER),
+    (f"{_SERVER_ARGS}.from_cli_args", flags.read_flags, HookType.AROUND),
+    (f"{_COMPONENTS}.load_model_utils.load_model_with_memory_saver", weights.load_on_host, HookType.AROUND),
+    (f"{_CONFIGURATOR}._init_pools", host_tensors.build_pools, HookType.AROUND),
+    (f"{_WORKER}.alloc_memory_pool", host_tensors.schedule_on_host, HookType.AFTER),
+    (f"{_SAMPLING_INFO}.from_schedule_batch", sampler.seed_requests, HookType.AFTER),
+    (f"{_TOKENIZER}._validate_one_request", requests.refuse, HookType.BEFORE),
+    (f"{_TOKENIZER}.sigterm_watchdog", shutdown.stop_soon, HookType.AROUND),
+    (f"{_COMPONENTS}.cuda_graph_setup.capture_cuda_graphs", capture.compile_programs, HookType.REPLACE),
+)
+
+
 def register() -> None:
     """Register every hook; does nothing where the platform is not this one."""
+    from sglang.srt.arg_groups.choices import add_attention_backend_choices
     from sglang.srt.platforms import current_platform
 
-    from bridge.sglang_platform.platform import ATTENTION_BACKEND, TpuPlatform
-
-    if not isinstance(current_platform, TpuPlatform):
+    if current_platform.device_name != DEVICE or not current_platform.is_out_of_tree():
         return
-    from sglang.srt.arg_groups.choices import add_attention_backend_choices
-
-    add_attention_backend_choices([ATTENTION_BACKEND])
-    for target, hook, kind in (
-        (f"{_SERVER_ARGS}.add_cli_args", flags.add_flags, HookType.AFTER),
-        (f"{_SERVER_ARGS}.from_cli_args", flags.read_flags, HookType.AROUND),
-        (f"{_COMPONENTS}.load_model_utils.load_model_with_memory_saver", weights.load_on_host, HookType.AROUND),
-        (f"{_CONFIGURATOR}._init_pools", host_tensors.build_pools, HookType.AROUND),
-        (f"{_WORKER}.alloc_memory_pool", host_tensors.schedule_on_host, HookType.AFTER),
-        (f"{_TOKENIZER}._validate_one_request", requests.refuse, HookType.BEFORE),
-        (f"{_TOKENIZER}.sigterm_watchdog", shutdown.stop_soon, HookType.AROUND),
-        (f"{_COMPONENTS}.cuda_graph_setup.capture_cuda_graphs", capture.compile_programs, HookType.REPLACE),
-    ):
+    add_attention_backend_choices([flags.ATTENTION_BACKEND])
+    for target, hook, kind in HOOKS:
         HookRegistry.register(target, hook, kind)
+
+
+def require_hooks() -> None:
+    """Raise BridgeError where a hook is not in place: SGLang logs a hook that fails, and goes on."""
+    missing = [target for target, _, _ in HOOKS if target not in HookRegistry._patched]
+    if missing:
+        raise BridgeError(
+            f"SGLang has no place for the hooks on {', '.join(missing)}: the platform tpu_oot is written for "
+            "sglang 0.5.23, and the log above says what is different"
+        )

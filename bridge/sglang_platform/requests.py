@@ -11,6 +11,8 @@ def refuse(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
     """BEFORE TokenizerManager._validate_one_request; raises ValueError."""
     if getattr(obj, "input_embeds", None) is not None:
         raise ValueError("input_embeds is not supported on this chip: send text or input_ids")
+    if getattr(obj, "return_sampling_mask", False):
+        raise ValueError("return_sampling_mask is not supported on this chip.")
     if not input_ids:
         raise ValueError("The prompt is empty: it must have at least one token.")
     vocabulary = manager.model_config.vocab_size

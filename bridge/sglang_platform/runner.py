@@ -9,7 +9,6 @@ log-probabilities needs, add a program, with a warning.
 import copy
 import logging
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,18 +16,10 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from bridge.errors import CompileError
+from bridge.sglang_platform.buckets import page_rows, pieces
 from bridge.sglang_platform.programs import ModelPrograms, Shape
 
 logger = logging.getLogger(__name__)
-
-
-def pieces(total: int, buckets: list[int]) -> Iterator[tuple[int, int]]:
-    """Cut `total` rows into (rows, bucket): full largest buckets, then the smallest that holds the rest."""
-    largest = buckets[-1]
-    while total > 0:
-        rows = min(total, largest)
-        yield rows, next(bucket for bucket in buckets if bucket >= rows)
-        total -= rows
 
 
 class ProgramRunner:
@@ -89,12 +80,7 @@ class ProgramRunner:
         raise CompileError(f"a batch in mode {forward_batch.forward_mode.name} has no program on this chip")
 
     def _page_rows(self, slots: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """[requests, table_width] int32: pages of the first `lengths` positions, then page 0."""
-        first = self._req_to_token[slots, : self._table_width * self._page_size : self._page_size]
-        rows = np.zeros((len(slots), self._table_width), dtype=np.int32)
-        used = np.arange(first.shape[1]) * self._page_size < lengths[:, None]
-        rows[:, : first.shape[1]] = np.where(used, first // self._page_size, 0)
-        return rows
+        return page_rows(self._req_to_token[slots], lengths, self._page_size, self._table_width)
 
     def _decode(self, forward_batch: Any) -> LogitsProcessorOutput:
         requests = forward_batch.batch_size

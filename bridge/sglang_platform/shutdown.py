@@ -14,7 +14,7 @@ from typing import Any
 
 # Seconds: between two looks; for running requests to end by themselves; for them to
 # end once aborted; for the scheduler, which may be in the middle of a program.
-_LOOK, _GRACE, _ABORT, _SCHEDULER = 0.1, 3.0, 1.0, 3
+_LOOK, _GRACE, _ABORT, _SCHEDULER = 0.1, 2.0, 0.5, 3
 
 logger = logging.getLogger(__name__)
 
