@@ -10,8 +10,14 @@ plugin_sources := $(wildcard bridge/plugin/* bridge/plugin/ffi/*)
 demo: install
 	$(BIN)/python -m launch.demo .demo
 
-test: install
+test: install .libtt/stamp
 	$(BIN)/python -m pytest
+
+# The real compiler for silicon, which tests/libtt asks. Beside the environment and not in it:
+# its own start-up file and JAX plugin would speak for a chip that is not there.
+.libtt/stamp: requirements-libtt.txt | $(VENV)/project.stamp
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .libtt -r requirements-libtt.txt
+	touch $@
 
 install: $(VENV)/project.stamp
 
@@ -28,4 +34,4 @@ $(VENV)/project.stamp: $(VENV)/requirements.stamp pyproject.toml CMakeLists.txt 
 	touch $@
 
 clean:
-	rm -rf build dist $(VENV) .demo bridge/plugin/*.so
+	rm -rf build dist $(VENV) .libtt .demo bridge/plugin/*.so

@@ -329,7 +329,7 @@ def mla_decode(
         "tt.paged_flash_mla_decode",
         _like(q, (1, batch, heads, head_dim_v)), q, cache, page_table, positions,
         head_dim_v=np.int64(head_dim_v), is_causal=True, scale=_scale(scale, dim),
-        has_attention_mask=False, has_cur_pos_tensor=True, has_attention_sink=False,
+        has_attention_mask=False, has_cur_pos_tensor=True, has_attention_sink=False, has_value=False,
     )  # fmt: skip
 
 
