@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What is imported is compiled once and kept (--no-compile leaves the rest, 300 MB, alone).
+unexport PYTHONDONTWRITEBYTECODE
 plugin_sources := $(wildcard bridge/plugin/* bridge/plugin/ffi/*)
 
 .PHONY: demo test install clean

@@ -112,9 +112,17 @@ def _resident(process: psutil.Process) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """Hugging Face's model on the CPU, of the server's checkpoint and dtype, and text to ask about."""
+    """Hugging Face's model on the CPU, of the server's checkpoint and dtype, and text to ask about.
+
+    Attributes:
+        model: in the server's dtype.
+        exact: the same weights in float32.
+        tokenizer: the model's.
+        text: tokens of a real text.
+    """
 
     model: object
+    exact: object
     tokenizer: object
     text: list[int]
 
@@ -122,6 +130,11 @@ class Reference:
         """Float32 [len(tokens), vocabulary]: row i judges what follows tokens[: i + 1]."""
         with torch.inference_mode():
             return self.model(torch.tensor([tokens])).logits[0].float()
+
+    def exact_logits(self, tokens: list[int]) -> torch.Tensor:
+        """As `logits`, computed in float32 whatever the server's dtype."""
+        with torch.inference_mode():
+            return self.exact(torch.tensor([tokens])).logits[0]
 
     def prompt(self, length: int, start: int = 0) -> list[int]:
         """`length` consecutive tokens of a real text."""
@@ -184,7 +197,8 @@ def reference(server, root):
     """Hugging Face's side; where transformers cannot load a live server's model there is nothing to compare with."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(server.model)
-        model = AutoModelForCausalLM.from_pretrained(server.model, dtype=getattr(torch, server.dtype))
+        exact = AutoModelForCausalLM.from_pretrained(server.model, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(server.model, dtype=getattr(torch, server.dtype)).eval()
     except OSError as error:
         pytest.skip(f"transformers cannot load {server.model} here: {error}")
-    return Reference(model.eval(), tokenizer, tokenizer.encode((root / "LICENSE").read_text()))
+    return Reference(model, exact, tokenizer, tokenizer.encode((root / "LICENSE").read_text()))

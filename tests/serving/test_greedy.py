@@ -12,12 +12,14 @@ def first_departure(reference, prompt: list[int], said: list[int]) -> tuple[int,
 
     One forward over prompt and answer judges every token: up to its first
     departure an answer is the greedy path, so each row has the context that
-    greedy decoding would have had.
+    greedy decoding would have had. The gap is that of the same weights in
+    float32: bfloat16 cannot express a small one (its logits lie 0.125 apart).
     """
     logits = reference.logits(prompt + said)[len(prompt) - 1 : -1]
     for step, (row, token) in enumerate(zip(logits, said)):
         if row.argmax().item() != token:
-            best, second = row.topk(2).values.tolist()
+            exact = reference.exact_logits(prompt + said[:step])[-1]
+            best, second = exact.topk(2).values.tolist()
             return step, best - second
     return None
 
