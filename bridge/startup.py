@@ -11,7 +11,7 @@ from bridge import backend as backends
 from bridge import torch_tpu_hooks
 from bridge.errors import BridgeError
 from bridge.settings import Settings, load
-from kernels_replacements.import_hooks import when_imported
+from kernels_replacements.import_hooks import provide, when_imported
 
 _ANNOUNCED = "TT_TPU_ANNOUNCED"
 
@@ -29,7 +29,8 @@ def start() -> None:
         backend = backends.resolve(settings)
     except BridgeError as error:
         message = f"tt-tpu: error: {error}"
-        when_imported("torch_tpu", lambda _module: sys.exit(message))
+        # In torch_tpu's place and not after it: without a plugin it aborts the process.
+        provide("torch_tpu", lambda _module: sys.exit(message), instead=True)
         return
     ours = _set_library(settings, backend)
     os.environ["TT_TPU_PLUGIN_CONFIG"] = backends.plugin_config(backend, settings)

@@ -48,11 +48,12 @@ class _Finder(MetaPathFinder):
     def __init__(self) -> None:
         self.hooks: dict[str, list[Hook]] = {}
         self.provided: dict[str, Hook] = {}
+        self.instead: set[str] = set()
 
     def find_spec(self, name, path=None, target=None) -> ModuleSpec | None:
         if name not in self.hooks and name not in self.provided:
             return None
-        spec = self._elsewhere(name, path, target)
+        spec = None if name in self.instead else self._elsewhere(name, path, target)
         if spec is None and name in self.provided:
             spec = importlib.machinery.ModuleSpec(name, _Provided(self.provided[name]), is_package=False)
         if spec is not None and spec.loader is not None and name in self.hooks:
@@ -85,7 +86,12 @@ def when_imported(name: str, hook: Hook) -> None:
     _install()
 
 
-def provide(name: str, fill: Hook) -> None:
-    """Let `import name` succeed where nothing is installed under it: `fill(module)` fills an empty module."""
+def provide(name: str, fill: Hook, instead: bool = False) -> None:
+    """Let `import name` succeed where nothing is installed under it: `fill(module)` fills an empty module.
+
+    With `instead`, also where something is installed, of which then nothing runs.
+    """
     _finder.provided[name] = fill
+    if instead:
+        _finder.instead.add(name)
     _install()

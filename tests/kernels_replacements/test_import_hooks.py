@@ -68,3 +68,10 @@ def test_provide_stands_in_only_for_what_is_missing(module):
     assert importlib.import_module(module).x == 1
     assert importlib.import_module(module + "_absent").x == "provided"
     del sys.modules[module + "_absent"]
+
+
+def test_provide_instead_runs_nothing_of_the_module(module):
+    """With `instead`, a provided module takes the place of an installed one, which does not run."""
+    import_hooks.provide(module, lambda m: setattr(m, "y", "provided"), instead=True)
+    made = importlib.import_module(module)
+    assert made.y == "provided" and not hasattr(made, "x")
