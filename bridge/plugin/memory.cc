@@ -65,7 +65,8 @@ PJRT_Error* ChipMemory::Reserve(int64_t bytes, int64_t transient) {
   int64_t total = in_use_.fetch_add(bytes) + bytes;
   if (total + transient > limit_ && GetConfig().emulated()) {
     in_use_ -= bytes;
-    return ResourceExhausted("RESOURCE_EXHAUSTED: out of memory on the emulated chip: " + Readable(bytes + transient) + " asked, " +
+    // Not "RESOURCE_EXHAUSTED: …": torch_tpu makes the first letter of a message small.
+    return ResourceExhausted("out of memory on the emulated chip (RESOURCE_EXHAUSTED): " + Readable(bytes + transient) + " asked, " +
                              Readable(total - bytes) + " in use, limit " + Readable(limit_) +
                              "; free tensors, or set TT_TPU_EMULATED_MEMORY higher where the host has more");
   }
