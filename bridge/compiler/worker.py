@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bridge.compiler import frames
 from bridge.compiler.frames import Code, Kind
+from bridge.compiler.options import exact
 from bridge.errors import CompileError
 
 
@@ -41,7 +42,7 @@ class Worker:
         metadata = json.dumps({"donated": rewritten.donated, "name": rewritten.name}).encode()
         if self._inner is None:
             return Kind.REWRITTEN, rewritten.program, metadata
-        return Kind.EXECUTABLE, self._inner.compile(rewritten.program, form, options), metadata
+        return Kind.EXECUTABLE, self._inner.compile(rewritten.program, form, exact(options)), metadata
 
 
 def explain(error: Exception) -> tuple[int, bytes, bytes]:
