@@ -20,8 +20,17 @@ from bridge.errors import CompileError
 
 # Custom calls that XLA's CPU compiler gives a meaning to.
 _XLA_CPU = frozenset(("TopK", "Qr", "ProductOfElementaryHouseholderReflectors", "Eigh"))
-# Typed FFI handlers of bridge/plugin/ffi.
-_OURS = frozenset((MATMUL, "LuDecomposition"))
+# Typed FFI handlers of bridge/plugin/ffi. Those of tt.* calls compute what bridge/emulator says, faster.
+_OURS = frozenset(
+    (
+        MATMUL,
+        "LuDecomposition",
+        "tt.paged_scaled_dot_product_attention_decode",
+        "tt.chunked_scaled_dot_product_attention",
+        "tt.paged_update_cache",
+        "tt.paged_fill_cache",
+    )
+)
 
 BACKENDS = ("emulated", "libtt")
 
@@ -47,7 +56,7 @@ def passes(backend: str) -> tuple[modules.Pass, ...]:
         return (inline_composites, spell_tt_calls, functools.partial(fail_closed, known=LIBTT_CALLS))
     return (
         inline_composites,
-        expand_tt_calls,
+        functools.partial(expand_tt_calls, handled=_OURS),
         use_own_matmul,
         functools.partial(fail_closed, known=_XLA_CPU | _OURS),
     )

@@ -74,9 +74,9 @@ def _from_attribute(attribute: ir.Attribute) -> bool | int | float | str:
     raise CompileError(f"attribute {attribute} of a tt.* call is neither a number nor a string")
 
 
-def expand_tt_calls(module: ir.Module) -> ir.Module:
-    """Replace each `tt.*` call that the emulator knows by what it computes."""
-    calls = tt_calls(module)
+def expand_tt_calls(module: ir.Module, handled: frozenset[str] = frozenset()) -> ir.Module:
+    """Replace each `tt.*` call that the emulator knows by what it computes; those `handled` by an FFI handler stay."""
+    calls = [call for call in tt_calls(module) if target_of(call) not in handled]
     if not calls:
         return module
     from bridge.emulator.calls import CALLS  # brings JAX along: only programs with such a call pay for it

@@ -1,10 +1,15 @@
-// The list of handlers, one line each.
+// The list of handlers.
 #include "handlers.h"
 
 namespace tt {
 
 const std::vector<FfiHandler>& FfiHandlers() {
-  static const std::vector<FfiHandler> handlers = {MatmulHandler(), LuDecompositionHandler()};
+  static const std::vector<FfiHandler> handlers = [] {
+    std::vector<FfiHandler> all = PagedAttentionHandlers();
+    all.push_back(MatmulHandler());
+    all.push_back(LuDecompositionHandler());
+    return all;
+  }();
   return handlers;
 }
 

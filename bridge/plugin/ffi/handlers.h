@@ -12,6 +12,7 @@ struct FfiHandler {
 
 FfiHandler LuDecompositionHandler();  // lu.cc
 FfiHandler MatmulHandler();           // matmul.cc
+std::vector<FfiHandler> PagedAttentionHandlers();  // attention.cc
 
 const std::vector<FfiHandler>& FfiHandlers();
 

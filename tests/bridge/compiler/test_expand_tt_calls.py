@@ -62,7 +62,7 @@ def test_metadata_strings_mean_the_same_on_the_emulated_chip():
     (
         (marked("tt.no_such_call"), "tt.no_such_call"),
         (marked("tt.mark_argument", result="tensor<5xf32>"), r"computes float32\[4\]"),
-        (marked("tt.paged_fill_cache"), "not a call that the chip knows"),
+        (marked("tt.state_pool_update"), "not a call that the chip knows"),
     ),
 )
 def test_a_call_that_does_not_fit_is_an_error(program, message):
