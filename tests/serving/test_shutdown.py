@@ -42,7 +42,7 @@ def orphaned(segments: set[Path]) -> set[Path]:
     held = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
-            held |= {int(words[4]) for line in maps.read_text().splitlines() if "/dev/shm/" in line and (words := line.split())}
+            held |= {int(line.split()[4]) for line in maps.read_text().splitlines() if "/dev/shm/" in line}
         except OSError:
             continue
     return {segment for segment in segments if segment.exists() and segment.stat().st_ino not in held}
