@@ -14,6 +14,7 @@ from pathlib import Path
 from bridge.errors import SettingsError
 
 BACKENDS = ("auto", "libtt", "emulated")
+PALLAS = ("interpret", "error")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -32,6 +33,7 @@ class Settings:
         compile_workers: TT_TPU_COMPILE_WORKERS, processes that compile programs.
         cache_dir: TT_TPU_CACHE_DIR, where caches and logs live.
         log_level: TT_TPU_LOG, "debug", "info", "warning" or "error".
+        pallas: TT_TPU_PALLAS, what becomes of a Pallas kernel that nothing replaces, "interpret" or "error".
         mock_cluster: TT_METAL_MOCK_CLUSTER_DESC_PATH, tt-metal's description of chips that are not
             there; libtt compiles for them for real.
     """
@@ -45,6 +47,7 @@ class Settings:
     compile_workers: int = 2
     cache_dir: Path = Path("~/.cache/tt-tpu-bridge")
     log_level: str = "info"
+    pallas: str = "interpret"
     mock_cluster: Path | None = None
 
 
@@ -96,5 +99,6 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         compile_workers=read("TT_TPU_COMPILE_WORKERS", _count, min(2, os.cpu_count() or 1)),
         cache_dir=read("TT_TPU_CACHE_DIR", path, default.cache_dir.expanduser()),
         log_level=read("TT_TPU_LOG", lambda t, v: _choice(t, v, LOG_LEVELS), default.log_level),
+        pallas=read("TT_TPU_PALLAS", lambda t, v: _choice(t, v, PALLAS), default.pallas),
         mock_cluster=read("TT_METAL_MOCK_CLUSTER_DESC_PATH", path, None),
     )

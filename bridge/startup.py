@@ -11,6 +11,7 @@ from bridge import backend as backends
 from bridge import torch_tpu_hooks
 from bridge.errors import BridgeError
 from bridge.settings import Settings, load
+from kernels_replacements import registry
 from kernels_replacements.import_hooks import provide, when_imported
 
 _ANNOUNCED = "TT_TPU_ANNOUNCED"
@@ -36,6 +37,7 @@ def start() -> None:
     os.environ["TT_TPU_PLUGIN_CONFIG"] = backends.plugin_config(backend, settings)
     _set_caches(settings, backend)
     torch_tpu_hooks.install(backend)
+    registry.install(pallas=settings.pallas, report=settings.log_level in ("debug", "info"))
     when_imported("torch_tpu", lambda _module: _announce(settings, backend, ours))
     _prepare_sglang()
 

@@ -49,15 +49,17 @@ class _Finder(MetaPathFinder):
         self.hooks: dict[str, list[Hook]] = {}
         self.provided: dict[str, Hook] = {}
         self.instead: set[str] = set()
+        self.chosen: list[tuple[Callable[[str], bool], Hook]] = []
 
     def find_spec(self, name, path=None, target=None) -> ModuleSpec | None:
-        if name not in self.hooks and name not in self.provided:
+        hooks = [*self.hooks.get(name, ()), *(hook for chooses, hook in self.chosen if chooses(name))]
+        if not hooks and name not in self.provided:
             return None
         spec = None if name in self.instead else self._elsewhere(name, path, target)
         if spec is None and name in self.provided:
             spec = importlib.machinery.ModuleSpec(name, _Provided(self.provided[name]), is_package=False)
-        if spec is not None and spec.loader is not None and name in self.hooks:
-            spec.loader = _HookedLoader(spec.loader, self.hooks[name])
+        if spec is not None and spec.loader is not None and hooks:
+            spec.loader = _HookedLoader(spec.loader, hooks)
         return spec
 
     def _elsewhere(self, name, path, target) -> ModuleSpec | None:
@@ -84,6 +86,15 @@ def when_imported(name: str, hook: Hook) -> None:
         return
     _finder.hooks.setdefault(name, []).append(hook)
     _install()
+
+
+def when_one_imported(chooses: Callable[[str], bool], hook: Hook) -> None:
+    """Call `hook(module)` once a module whose name `chooses` has run, and now for those that already have."""
+    _finder.chosen.append((chooses, hook))
+    _install()
+    for name, module in list(sys.modules.items()):
+        if chooses(name) and isinstance(module, ModuleType):
+            hook(module)
 
 
 def provide(name: str, fill: Hook, instead: bool = False) -> None:

@@ -35,6 +35,7 @@ def test_every_field_can_be_set():
         "TT_TPU_COMPILE_WORKERS": "7",
         "TT_TPU_CACHE_DIR": "/c",
         "TT_TPU_LOG": "debug",
+        "TT_TPU_PALLAS": "error",
         "TT_METAL_MOCK_CLUSTER_DESC_PATH": "/d.yaml",
     }
     settings, default = load(given), load({})
@@ -66,6 +67,7 @@ def test_sizes(text, size):
         ("TT_TPU_EMULATED_MEMORY", "0"),
         ("TT_TPU_COMPILE_WORKERS", "1.5"),
         ("TT_TPU_LOG", "loud"),
+        ("TT_TPU_PALLAS", "guess"),
     ),
 )
 def test_a_bad_value_is_named(variable, value):
