@@ -13,12 +13,12 @@ from pathlib import Path
 
 _BRIDGE = Path(__file__).resolve().parent.parent
 _SOURCES = ("compiler/*.py", "emulator/*.py", "plugin/*.so")
-_PACKAGES = ("jaxlib",)
+_PACKAGES = ("jaxlib", "jax")
 
 
 @functools.cache
 def passes_fingerprint() -> str:
-    """16 hexadecimal digits that change with the passes, our FFI handlers or jaxlib's version."""
+    """16 hexadecimal digits that change with the passes, our FFI handlers or the version of jaxlib or JAX."""
     digest = hashlib.sha256()
     for pattern in _SOURCES:
         for path in sorted(_BRIDGE.glob(pattern)):

@@ -5,6 +5,7 @@ of a mesh, gone as soon as its last client is. A worker that dies is that one pr
 error, with the end of its log, and is replaced. Standard library only.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -16,11 +17,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from bridge import settings as bridge_settings
 from bridge.compiler import frames
+from bridge.compiler.config import parse_config
 from bridge.compiler.frames import Code, Kind
+from bridge.compiler.store import ProgramStore
 
 # Long enough for a forked or exec-ed client to connect again, too short to be seen after a server has ended.
 LINGER_SECONDS = 0.25
@@ -150,11 +154,34 @@ class WorkerPool:
             self._idle.append(worker)
 
 
+class KeyedLocks:
+    """A lock for each key that somebody holds or waits for."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._held: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextlib.contextmanager
+    def holding(self, key: str) -> Iterator[None]:
+        with self._lock:
+            lock, users = self._held.get(key, (threading.Lock(), 0))
+            self._held[key] = lock, users + 1
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                lock, users = self._held.pop(key)
+                if users > 1:
+                    self._held[key] = lock, users - 1
+
+
 class Service:
     """Answers clients, one thread each, and counts what it did."""
 
-    def __init__(self, pool: WorkerPool):
-        self._pool = pool
+    def __init__(self, pool: WorkerPool, store: ProgramStore):
+        self._pool, self._store = pool, store
+        self._compiling = KeyedLocks()
         self._lock = threading.Lock()
         self._counts = {"compiled": 0, "failed": 0, "store_hits": 0, "workers_restarted": 0}
         self._clients = 0
@@ -210,12 +237,21 @@ class Service:
             frames.send(client, *frames.error(Code.INVALID_ARGUMENT, message))
 
     def _compile(self, blobs: list[bytes], client: socket.socket) -> tuple:
-        try:
-            kind, reply = self._pool.compile(blobs, client)
-        except WorkerDied as death:
-            self._count("failed")
-            self._count("workers_restarted")
-            return frames.error(Code.INTERNAL, f"the compiler ended while it compiled this program: {death}")
+        """The reply; a program that several clients ask for at once is compiled once."""
+        key = self._store.key(*blobs)
+        with self._compiling.holding(key):
+            found = self._store.find(key)
+            if found is not None:
+                self._count("store_hits")
+                return found[0], *found[1]
+            try:
+                kind, reply = self._pool.compile(blobs, client)
+            except WorkerDied as death:
+                self._count("failed")
+                self._count("workers_restarted")
+                return frames.error(Code.INTERNAL, f"the compiler ended while it compiled this program: {death}")
+            if kind != Kind.ERROR:
+                self._store.keep(key, kind, reply)
         self._count("failed" if kind == Kind.ERROR else "compiled")
         return kind, *reply
 
@@ -265,9 +301,12 @@ def main(path: Path) -> int:
     # Ctrl-C at the user's terminal is for the user's program; this process follows it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    pool = WorkerPool(bridge_settings.load().compile_workers)
+    settings = bridge_settings.load()
+    config = parse_config(os.environ["TT_TPU_PLUGIN_CONFIG"])
+    pool = WorkerPool(settings.compile_workers)
+    store = ProgramStore(settings.cache_dir / "programs", config["fingerprint"])
     try:
-        Service(pool).run(listen(path))
+        Service(pool, store).run(listen(path))
     finally:
         pool.close()
         clean(path)

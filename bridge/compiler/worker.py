@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from bridge.compiler import frames
+from bridge.compiler.config import parse_config
 from bridge.compiler.frames import Code, Kind
 from bridge.compiler.options import exact
 from bridge.errors import CompileError
@@ -55,11 +56,6 @@ def explain(error: Exception) -> tuple[int, bytes, bytes]:
     return frames.error(Code.INTERNAL, f"the compiler failed: {type(error).__name__}: {error}")
 
 
-def config(text: str) -> dict[str, str]:
-    """The key=value lines of TT_TPU_PLUGIN_CONFIG."""
-    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-
-
 def library(settings: dict[str, str]) -> Path:
     """Our plugin, which hands out the inner one with our FFI handlers registered, or the inner one alone."""
     ours = Path(__file__).resolve().parent.parent / "plugin" / "libtt_tpu_pjrt.so"
@@ -87,6 +83,6 @@ def serve(sock: socket.socket, settings: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     descriptor = socket.socket(fileno=int(sys.argv[1]))
-    serve(descriptor, config(os.environ["TT_TPU_PLUGIN_CONFIG"]))
+    serve(descriptor, parse_config(os.environ["TT_TPU_PLUGIN_CONFIG"]))
     # The inner plugin's threads and static destructors have nothing left to say.
     os._exit(0)

@@ -1,8 +1,11 @@
 """Runs programs as the emulated chip does: through the passes, then on the inner plugin."""
 
+import atexit
 import ctypes
 import functools
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from unittest import mock
 
@@ -45,10 +48,14 @@ _CDLL = ctypes.CDLL
 
 @functools.cache
 def client() -> pypjrt.Client:
+    # A copy of the library has a configuration of its own: other tests of this process present it as a chip.
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    library = shutil.copy(PLUGIN, folder)
     config = f"backend=emulated\ninner_library={inner_library()}\nstablehlo_version={VERSION}"
     with mock.patch.dict(os.environ, TT_TPU_PLUGIN_CONFIG=config):
         with mock.patch.object(_loader.ctypes, "CDLL", _InnerLibrary):
-            return pypjrt.Client.create(pypjrt.Plugin(PLUGIN))
+            return pypjrt.Client.create(pypjrt.Plugin(library), allow_multiple=True)
 
 
 @functools.cache

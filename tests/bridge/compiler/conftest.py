@@ -5,8 +5,8 @@ from service_client import ServiceClient
 
 
 @pytest.fixture
-def service():
+def service(tmp_path):
     """A service with two workers at most."""
-    client = ServiceClient()
+    client = ServiceClient(tmp_path)
     yield client
     client.close()

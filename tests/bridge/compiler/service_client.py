@@ -36,15 +36,20 @@ DOUBLE = unary("%r = stablehlo.add %x, %x : tensor<4xf32>")
 class ServiceClient:
     """A running service and the connection that keeps it alive."""
 
-    def __init__(self, workers: int = 2, backend: str = "emulated"):
+    def __init__(self, cache: Path, workers: int = 2, backend: str = "emulated", fingerprint: str = "test"):
         self.folder = Path(tempfile.mkdtemp(prefix="tt-tpu-test-"))
         self.path = self.folder / "socket"
-        config = f"backend={backend}\ninner_library={inner_library()}\nstablehlo_version=1.17.0"
+        config = {
+            "backend": backend,
+            "inner_library": inner_library(),
+            "fingerprint": fingerprint,
+            "stablehlo_version": "1.17.0",
+        }
         self.environment = {
             **os.environ,
-            "TT_TPU_PLUGIN_CONFIG": config,
+            "TT_TPU_PLUGIN_CONFIG": "".join(f"{key}={value}\n" for key, value in config.items()),
             "TT_TPU_COMPILE_WORKERS": str(workers),
-            "TT_TPU_CACHE_DIR": str(self.folder / "cache"),
+            "TT_TPU_CACHE_DIR": str(cache),
         }
         self.process = self.start()
         self.hello = self.connect()

@@ -196,9 +196,9 @@ def test_noise_on_the_socket_ends_that_connection_only(service):
     assert service.compile(DOUBLE)[0] == Kind.EXECUTABLE
 
 
-def test_libtt_gets_the_rewritten_program():
+def test_libtt_gets_the_rewritten_program(tmp_path):
     """For an inner plugin that owns its chip the reply is StableHLO, not an executable."""
-    service = ServiceClient(backend="libtt")
+    service = ServiceClient(tmp_path, backend="libtt")
     try:
         kind, (program, _) = service.compile(DOUBLE)
         assert kind == Kind.REWRITTEN and program.startswith(b"ML\xefR") and b"StableHLO_v" in program[:32]
