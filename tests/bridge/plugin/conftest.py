@@ -16,7 +16,7 @@ def plugin() -> pypjrt.Plugin:
 @pytest.fixture(scope="session")
 def client(plugin):
     """One client for all tests; each gives back the memory that it takes."""
-    with pypjrt.Client.create(plugin) as client:
+    with pypjrt.Client.create(plugin, allow_multiple=True) as client:  # other tests have one of the inner plugin
         yield client
 
 
