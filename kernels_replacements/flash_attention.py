@@ -6,6 +6,7 @@ sdpa_kernel, and attention on the CPU, stay as they are. That StableHLO knows no
 dropout is computed here.
 """
 
+import warnings
 from types import ModuleType
 
 # torch's registrations end with the library that made them: this one lives as long as the process.
@@ -20,11 +21,14 @@ def install(_torch_tpu: ModuleType) -> None:
     if _library is not None:
         return
     _library = torch.library.Library("aten", "IMPL")
-    for name, function in (
-        ("_scaled_dot_product_cudnn_attention", _forward),
-        ("_scaled_dot_product_cudnn_attention_backward", _backward),
-    ):
-        _library.impl(name, function, "PrivateUse1", allow_override=True)
+    with warnings.catch_warnings():
+        # torch says once that an operator was registered before; here that is meant.
+        warnings.simplefilter("ignore")
+        for name, function in (
+            ("_scaled_dot_product_cudnn_attention", _forward),
+            ("_scaled_dot_product_cudnn_attention_backward", _backward),
+        ):
+            _library.impl(name, function, "PrivateUse1", allow_override=True)
 
 
 def _forward(
