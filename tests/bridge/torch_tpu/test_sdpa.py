@@ -95,3 +95,16 @@ def test_dropout_keeps_the_mean(torch):
     difference = dropped - plain
     assert difference.abs().mean() > 0.01
     assert abs(difference.mean()) < 5 * difference.std() / difference.numel() ** 0.5
+
+
+@pytest.mark.parametrize("compiled", (False, True), ids=("eager", "compiled"))
+def test_a_learned_mask(torch, compiled):
+    """A mask that asks for a gradient, as a learned bias does, gets the formula's."""
+    q, k, v, _, options = inputs(torch, "plain", "float32")
+    bias = torch.randn(4, 128, 128)
+    wide = bias.double().requires_grad_()
+    reference(torch, q.double(), k.double(), v.double(), wide, **options).sin().sum().backward()
+    mine = bias.to("tpu").requires_grad_()
+    function = torch.compile(attention) if compiled else attention
+    function(torch, q.to("tpu"), k.to("tpu"), v.to("tpu"), mine, options).sin().sum().backward()
+    torch.testing.assert_close(mine.grad.cpu().double(), wide.grad, rtol=1e-4, atol=1e-5)
