@@ -24,6 +24,7 @@ test: install .libtt/stamp
 install: $(VENV)/project.stamp
 
 $(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or 3.12 is needed: make PYTHON=python3.11" if sys.version_info[:2] not in ((3, 11), (3, 12)) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/requirements.stamp: requirements.txt | $(VENV)/bin/python
