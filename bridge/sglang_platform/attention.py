@@ -11,9 +11,10 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
 from bridge.errors import CompileError
-from bridge.sglang_platform import pages
 from bridge.sglang_platform.flags import ATTENTION_BACKEND
 from bridge.sglang_platform.kv_pool import PagedKVPool
+from bridge.sglang_platform.pages import write_chunk
+from kernels_replacements import tt_ops
 
 
 @dataclass
@@ -92,17 +93,17 @@ class PagedAttention(AttentionBackend):
         keys, values = step.caches[index : index + 2]
         q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
         if step.positions is not None:
-            out = pages.decode_attention(q, keys, values, step.page_table, step.positions, layer.scaling)
+            out = tt_ops.paged_attention_decode(q, keys, values, step.page_table, step.positions, layer.scaling)
         else:
-            out = pages.prefill_attention(q, keys, values, step.page_table, step.start, layer.scaling)
+            out = tt_ops.chunked_attention(q, keys, values, step.page_table, step.start, layer.scaling)
         return out.reshape(out.shape[0], -1)
 
     @staticmethod
     def _write(step: Step, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         x = x.view(-1, *cache.shape[1::2])
         if step.positions is not None:
-            return pages.write_tokens(cache, x, step.page_table, step.positions)
-        return pages.write_chunk(cache, x, step.page_table, step.start, step.length)
+            return tt_ops.paged_update_cache(cache, x, step.page_table, step.positions)
+        return write_chunk(cache, x, step.page_table, step.start, step.length)
 
 
 @register_attention_backend(ATTENTION_BACKEND)
