@@ -7,3 +7,7 @@ class KernelError(ValueError):
 
 class KernelWarning(UserWarning):
     """A kernel works, but not as it was meant to: names it, its module and the reason."""
+
+
+class NotReplaced(Exception):
+    """A replacement does not know an option of its original: the original is interpreted for this call."""

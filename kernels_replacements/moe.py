@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels_replacements.errors import KernelError
+from kernels_replacements import tt_calls as tt
+from kernels_replacements.errors import KernelError, NotReplaced
 
 Array = jax.Array
 
@@ -158,3 +159,150 @@ def tgmm(
         return out.at[group[index] - first].add(_dot(jnp.where(of_group[None], left, 0), right))
 
     return lax.fori_loop(0, count, visit, out).astype(preferred_element_type)
+
+
+# ---- vllm_torchtpu's gmm_v2 and tpu_inference's gmm: scales, biases and activations
+
+
+def _activated(gate: Array, up: Array, name: str) -> Array:
+    """The gated activations that gmm_v2 fuses, by their names there."""
+    if name in ("silu", "gelu", "gelu_tanh"):
+        function = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True)}  # fmt: skip
+        return function[name](gate) * up
+    if name == "swigluoai":
+        gate, up = jnp.minimum(gate, 7.0), jnp.clip(up, -7.0, 7.0)
+        return (up + 1.0) * gate * jax.nn.sigmoid(1.702 * gate)
+    if name == "silu_and_mul_with_clamp":
+        return jax.nn.silu(jnp.minimum(gate, 10.0)) * jnp.clip(up, -10.0, 10.0)
+    raise NotReplaced(f"the activation {name} is not known")
+
+
+def _scaled_product(rows: Array, weight: Array, scale: Array | None) -> Array:
+    """rows [M, K] @ weight [K, N], whose blocks of K have scales [blocks, 1, N]; float32."""
+    if scale is None:
+        return _dot(rows, weight)
+    blocks = scale.shape[0]
+    apart = weight.astype(jnp.float32).reshape(blocks, -1, weight.shape[1]) * scale.astype(jnp.float32)
+    return _dot(rows.astype(jnp.float32), apart.reshape(weight.shape))
+
+
+def _scaled_groups(kernel, lhs, rhs, group_sizes, scale, bias, offset, activation=None, out=None):
+    """Rows times the matrix of their group with scales, bias and activation: [M, N] or, activated, [M, N/2] float32."""
+    _require(lhs.ndim == 2 and rhs.ndim == 3 and lhs.shape[1] == rhs.shape[1], kernel, f"lhs {lhs.shape} does not fit rhs {rhs.shape}")  # fmt: skip
+    columns = rhs.shape[2]
+    _require(scale is None or scale.shape[::3] == (rhs.shape[0], columns), kernel, "rhs_scale does not fit rhs")
+    _require(bias is None or bias.shape == (rhs.shape[0], 1, columns), kernel, "rhs_bias does not fit rhs")
+
+    def product(rows, index):
+        one = _scaled_product(rows, rhs[index], None if scale is None else scale[index])
+        one = one if bias is None else one + bias[index].astype(jnp.float32)
+        return one if activation is None else _activated(one[:, : columns // 2], one[:, columns // 2 :], activation)
+
+    first = jnp.int32(0) if offset is None else jnp.asarray(offset).reshape(())
+    width = columns if activation is None else columns // 2
+    return grouped_matmul(lhs, group_sizes, first, rhs.shape[0], width, product, out)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        "tile_info", "vmem_limit_bytes", "precision", "preferred_element_type", "acc_dtype", "maybe_quantize_lhs",
+        "zero_initialize", "fuse_act", "rhs_quant_dtype",
+    ),
+)  # fmt: skip
+def gmm_v2(
+    lhs: Array, rhs: Array, group_sizes: Array, rhs_scale: Array | None = None, rhs_bias: Array | None = None,
+    group_offset: Array | None = None, *, tile_info: Any = None, vmem_limit_bytes: int | None = None,
+    precision: Any = None, preferred_element_type: Any = None, acc_dtype: Any = None,
+    maybe_quantize_lhs: bool = True, zero_initialize: bool = True, fuse_act: str | None = None,
+    rhs_quant_dtype: Any = None,
+) -> Array:  # fmt: skip
+    """Rows [M, K] times the matrix of their group, of [E, K, N]; with `fuse_act` columns are gates, then values.
+
+    Rows are not quantized, whatever maybe_quantize_lhs says: the result is the more exact one.
+
+    Args:
+        group_sizes: [G] int32; group_offset: [1] int32, the group of the first matrix.
+        rhs_scale: [E, blocks, 1, N]; rhs_bias: [E, 1, N].
+
+    Returns:
+        [M, N], or [M, N/2] with fuse_act; zeros for rows of other groups.
+    """
+    if rhs_quant_dtype is not None and rhs_quant_dtype != rhs.dtype:
+        raise NotReplaced(f"matrices of {rhs_quant_dtype} packed into {rhs.dtype.name} are not replaced")
+    out = _scaled_groups("gmm_v2", lhs, rhs, group_sizes, rhs_scale, rhs_bias, group_offset, fuse_act)
+    return out.astype(preferred_element_type or lhs.dtype)
+
+
+@functools.partial(jax.jit, static_argnames=("preferred_element_type", "tiling", "interpret"))
+def gmm_scaled(
+    lhs: Array, rhs: Array, group_sizes: Array, preferred_element_type: Any = jnp.float32,
+    rhs_scale: Array | None = None, rhs_bias: Array | None = None, tiling: Any = None,
+    group_offset: Array | None = None, existing_out: Array | None = None, interpret: bool = False,
+) -> Array:  # fmt: skip
+    """`gmm` as tpu_inference has it, with rhs_scale [E, blocks, 1, N] and rhs_bias [E, 1, N]."""
+    kept = None if existing_out is None else existing_out.astype(jnp.float32)
+    out = _scaled_groups("gmm", lhs, rhs, group_sizes, rhs_scale, rhs_bias, group_offset, out=kept)
+    return out.astype(preferred_element_type)
+
+
+# ---- Routing
+
+
+@functools.partial(jax.jit, static_argnames=("topk",))
+def router_topk(scores: Array, topk: int) -> tuple[Array, Array]:
+    """The largest scores of each row, descending, and their columns; of equal ones the first.
+
+    Args:
+        scores: [R, E] float32.
+
+    Returns:
+        ([R, topk] float32, NaN for a row without a score above -3e38, [R, topk] int32).
+    """
+    lowest = -3.0e38
+    left = jnp.where(scores > lowest, scores.astype(jnp.float32), lowest)
+    column = jnp.arange(scores.shape[1])
+    values, columns = [], []
+    for _ in range(topk):
+        values.append(left.max(1))
+        columns.append(jnp.argmax(left, axis=1).astype(jnp.int32))
+        left = jnp.where(column == columns[-1][:, None], jnp.finfo(jnp.float32).min, left)
+    value = jnp.stack(values, 1)
+    return jnp.where(value[:, :1] <= lowest, jnp.nan, value), jnp.stack(columns, 1)
+
+
+_SCORES = {"softmax": lambda x: jax.nn.softmax(x, -1), "sigmoid": jax.nn.sigmoid}
+_FUSED_STATIC = (
+    "mesh", "top_k", "renormalize_topk_logits", "act_fn", "scoring_fn", "subc_quant_w1_sz", "subc_quant_w2_sz", "bt",
+    "bf", "bd1", "bd2", "btc", "bfc", "bd1c", "bd2c", "ep_axis_name",
+)  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnames=_FUSED_STATIC)
+def fused_ep_moe(
+    mesh: Any, tokens: Array, w1: Array, w2: Array, gating_output: Array, top_k: int, *,
+    renormalize_topk_logits: bool = False, act_fn: str = "silu", scoring_fn: str = "softmax",
+    subc_quant_w1_sz: int | None = None, subc_quant_w2_sz: int | None = None, w1_scale: Array | None = None,
+    w2_scale: Array | None = None, b1: Array | None = None, b2: Array | None = None, bt: int, bf: int, bd1: int,
+    bd2: int, btc: int, bfc: int, bd1c: int, bd2c: int, ep_axis_name: str = "model",
+) -> Array:  # fmt: skip
+    """A mixture of experts: routing, gated experts, and their weighted sum.
+
+    Args:
+        tokens: [T, C]; w1: [E, 2, C, I], gates and values; w2: [E, I, C]; gating_output: [T, E].
+
+    Returns:
+        [T, C] in the tokens' dtype.
+    """
+    if scoring_fn not in _SCORES or any(x is not None for x in (w1_scale, w2_scale, b1, b2)) or act_fn != "silu":
+        raise NotReplaced(f"scores by {scoring_fn}, experts by {act_fn}, scales and biases are not all replaced")
+    weights, ids = router_topk(_SCORES[scoring_fn](gating_output.astype(jnp.float32)), top_k)
+    if renormalize_topk_logits:
+        weights = weights / weights.sum(-1, keepdims=True)
+    if tokens.dtype == jnp.bfloat16 and w1.dtype in tt.FLOATS and mesh.size == 1:
+        return tt.fused_moe_ep(tokens, weights, ids, w1[:, 0], w1[:, 1], w2)
+    share = jnp.zeros(gating_output.shape, jnp.float32).at[jnp.arange(tokens.shape[0])[:, None], ids].add(weights)
+    x = tokens.astype(jnp.float32)
+    gate, up = (jnp.einsum("tc,eci->eti", x, w1[:, i].astype(jnp.float32)) for i in (0, 1))
+    out = jnp.einsum("eti,eic,te->tc", jax.nn.silu(gate) * up, w2.astype(jnp.float32), share)
+    return out.astype(tokens.dtype)

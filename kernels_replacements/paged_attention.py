@@ -5,6 +5,7 @@ taken and not needed. Originals: jax 0.10.2, vllm-torchtpu-core 0.29.0, tpu-infe
 """
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 
 from kernels_replacements import tt_calls as tt
 from kernels_replacements.errors import KernelError
-from kernels_replacements.ragged_attention import SIDE_BY_SIDE, ApartPages, Batch, Pages, Rules, attend, composed
+from kernels_replacements.ragged_attention import INTERLEAVED, SIDE_BY_SIDE, ApartPages, Batch, Pages, Rules, attend, composed
 
 Array = jax.Array
 
@@ -146,3 +147,236 @@ def _check_batch(kernel: str, kv_lens: Array, page_indices: Array, cu_q_lens: Ar
     _require(page_indices.shape[0] % sequences == 0, kernel, f"page_indices {page_indices.shape} does not fit {sequences} sequences")  # fmt: skip
     for name, array in (("kv_lens", kv_lens), ("page_indices", page_indices), ("cu_q_lens", cu_q_lens)):
         _require(array.dtype == jnp.int32, kernel, f"{name} is {array.dtype.name}; int32 is needed")
+
+
+# ---- v3 of vllm_torchtpu, tpu_inference and sgl_jax: writes the new keys and values, then attends
+
+
+@dataclass(frozen=True)
+class _Scales:
+    """Factors of quantized queries, keys and values; None where they are not."""
+
+    q: float | None
+    k: float | None
+    v: float | None
+
+    def quantized(self, q: Array, dtype: Any) -> Array:
+        """Queries as the original's matrix unit gets them."""
+        if self.q is None:
+            return q
+        info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
+        return jnp.clip(q / self.q, float(info.min), float(info.max)).astype(dtype)
+
+    def of_scores(self, scale: float) -> float:
+        return scale * (1.0 if self.k is None else self.k) * (1.0 if self.q is None else self.q)
+
+
+def _attend_and_update(
+    kernel: str, q: Array, keys: Array, values: Array, kv_cache: Array, batch: Batch, rules: Rules, scales: _Scales,
+    *, side_by_side: bool, update: bool, sink: Array | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """The new positions written into the cache in place, and what the tokens then attend to.
+
+    Args:
+        q: [T, H, D]; keys, values: [T, K, D].
+        kv_cache: [N, P, R/pk, pk, L], rows of L lanes packed into words of 32 bits.
+
+    Returns:
+        (out [T, H, D] float32, the cache).
+    """
+    count, size, packed, packing, lanes = kv_cache.shape
+    total, kv_heads, dim = keys.shape
+    rows = packed * packing
+    needed = kv_heads if side_by_side else 2 * kv_heads
+    _require(keys.shape == values.shape and q.shape[0] == total and q.shape[2] == dim, kernel, f"queries {q.shape}, keys {keys.shape} and values {values.shape} do not fit")  # fmt: skip
+    _require(q.shape[1] % kv_heads == 0, kernel, f"{q.shape[1]} query heads are no multiple of {kv_heads}")
+    _require(rows >= needed and lanes >= (2 * dim if side_by_side else dim), kernel, f"a cache of {kv_cache.shape} does not hold {kv_heads} heads of {dim}")  # fmt: skip
+    if update:
+        stacked = jnp.concatenate([keys, values], -1) if side_by_side else jnp.stack([keys, values], 2)
+        new = stacked.reshape(total, needed, -1).astype(kv_cache.dtype)
+        new = jnp.pad(new, ((0, 0), (0, rows - needed), (0, lanes - new.shape[2])))
+        sequence, position, there = batch.tokens(total)
+        page = batch.page_table[sequence, jnp.clip(position // size, 0, batch.page_table.shape[1] - 1)]
+        there &= (page >= 0) & (page < count) & (position < batch.page_table.shape[1] * size)
+        slot = jnp.where(there, page * size + position % size, count * size)
+        flat = kv_cache.reshape(count * size, packed, packing, lanes)
+        kv_cache = flat.at[slot].set(new.reshape(total, packed, packing, lanes), mode="drop").reshape(kv_cache.shape)
+    pages = Pages(kv_cache.reshape(count, size, rows, lanes), kv_heads, dim, SIDE_BY_SIDE if side_by_side else INTERLEAVED)  # fmt: skip
+    return attend(scales.quantized(q, kv_cache.dtype), pages, batch, rules, sink), kv_cache
+
+
+def _batch(kernel: str, kv_lens: Array, page_indices: Array, cu_q_lens: Array, distribution: Array) -> Batch:
+    _check_batch(kernel, kv_lens, page_indices, cu_q_lens)
+    _require(distribution.shape == (3,), kernel, f"distribution {distribution.shape} must be (3,)")
+    return Batch(kv_lens, page_indices.reshape(kv_lens.shape[0], -1), cu_q_lens, distribution[2])
+
+
+_V3_STATIC = (
+    "use_causal_mask", "skip_kv_mask", "skip_kv_update", "sm_scale", "sliding_window", "soft_cap", "out_dtype",
+    "mask_value", "q_scale", "k_scale", "v_scale", "chunk_prefill_size", "d_block_sizes", "p_block_sizes",
+    "m_block_sizes", "vmem_limit_bytes", "debug_mode", "disable_bounds_checks", "disable_semaphore_checks",
+)  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnames=_V3_STATIC, donate_argnames=("kv_cache",))
+def ragged_paged_attention_v3(
+    queries: Array, keys: Array, values: Array, kv_cache: Array, kv_lens: Array, page_indices: Array,
+    cu_q_lens: Array, distribution: Array, *, use_causal_mask: bool = True, skip_kv_mask: bool = False,
+    skip_kv_update: bool = False, sm_scale: float = 1.0, sliding_window: int | None = None,
+    soft_cap: float | None = None, out_dtype: Any = None, mask_value: float | None = None,
+    q_scale: float | None = None, k_scale: float | None = None, v_scale: float | None = None,
+    chunk_prefill_size: int | None = None, d_block_sizes: Any = None, p_block_sizes: Any = None,
+    m_block_sizes: Any = None, vmem_limit_bytes: int | None = None, debug_mode: bool = False,
+    disable_bounds_checks: bool = True, disable_semaphore_checks: bool = True,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Tokens of several sequences write their keys and values and attend to their sequences' pages.
+
+    Args:
+        queries: [T, H, D]; keys, values: [T, K, D].
+        kv_cache: [N, P, ceil(2K/pk), pk, L], K0 V0 K1 V1 … a token; L is D rounded up to 128.
+            Where it holds only K rows of 128 lanes and D is 128, it is the cache of a head
+            dimension of 64 (`ragged_paged_attention_hd64`) under queries padded to 128,
+            as vllm_torchtpu 0.29.0 makes it.
+        kv_lens: [S] int32, new tokens included; page_indices: [S*W] int32; cu_q_lens: [S+1] int32.
+        distribution: [3] int32, the last is the number of sequences.
+
+    Returns:
+        (out [T, H, D], the cache); zeros for tokens of no sequence.
+    """
+    kernel = "ragged_paged_attention (v3)"
+    batch = _batch(kernel, kv_lens, page_indices, cu_q_lens, distribution)
+    scales, window = _Scales(q_scale, k_scale, v_scale), sliding_window if use_causal_mask else None
+    rules = Rules(scales.of_scores(sm_scale), window, soft_cap, use_causal_mask, 1.0 if v_scale is None else v_scale)
+    dim, kv_heads, rows = queries.shape[2], keys.shape[1], kv_cache.shape[2] * kv_cache.shape[3]
+    dtype = out_dtype or (jnp.float32 if queries.dtype == jnp.float32 else jnp.bfloat16)
+    halves = rows < 2 * kv_heads and dim == kv_cache.shape[4] == 128
+    if halves:
+        queries, keys, values = (x[..., :64] for x in (queries, keys, values))
+    out, kv_cache = _attend_and_update(
+        kernel, queries, keys, values, kv_cache, batch, rules, scales, side_by_side=halves, update=not skip_kv_update
+    )
+    return jnp.pad(out, ((0, 0), (0, 0), (0, dim - out.shape[2]))).astype(dtype), kv_cache
+
+
+@functools.partial(
+    jax.jit, static_argnames=(*(n for n in _V3_STATIC if n != "skip_kv_update"), "update_kv_cache"), donate_argnames=("kv_cache",)
+)
+def ragged_paged_attention_v3_inference(
+    queries: Array, keys: Array, values: Array, kv_cache: Array, kv_lens: Array, page_indices: Array,
+    cu_q_lens: Array, distribution: Array, *, use_causal_mask: bool = True, update_kv_cache: bool = True,
+    skip_kv_mask: bool = False, sm_scale: float = 1.0, sliding_window: int | None = None,
+    soft_cap: float | None = None, out_dtype: Any = None, mask_value: float | None = None,
+    q_scale: float | None = None, k_scale: float | None = None, v_scale: float | None = None,
+    chunk_prefill_size: int | None = None, d_block_sizes: Any = None, p_block_sizes: Any = None,
+    m_block_sizes: Any = None, vmem_limit_bytes: int | None = None, debug_mode: bool = False,
+    disable_bounds_checks: bool = True, disable_semaphore_checks: bool = True,
+) -> tuple[Array, Array]:  # fmt: skip
+    """`ragged_paged_attention_v3` as tpu_inference has it, with the update's switch the other way round."""
+    return ragged_paged_attention_v3(
+        queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution,
+        use_causal_mask=use_causal_mask, skip_kv_update=not update_kv_cache, sm_scale=sm_scale,
+        sliding_window=sliding_window, soft_cap=soft_cap, out_dtype=out_dtype, q_scale=q_scale, k_scale=k_scale,
+        v_scale=v_scale,
+    )  # fmt: skip
+
+
+_HD64_STATIC = (
+    "sm_scale", "sliding_window", "strict_sliding_window", "soft_cap", "mask_value", "q_scale", "k_scale", "v_scale",
+    "chunk_prefill_size", "num_kv_pages_per_block", "num_queries_per_block", "vmem_limit_bytes", "debug_mode",
+    "skip_kv_update", "use_causal_mask",
+)  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnames=_HD64_STATIC, donate_argnames=("kv_cache",))
+def ragged_paged_attention_hd64(
+    queries: Array, keys: Array, values: Array, kv_cache: Array, kv_lens: Array, page_indices: Array,
+    cu_q_lens: Array, distribution: Array, attention_sink: Array | None = None, *, sm_scale: float = 1.0,
+    sliding_window: int | None = None, strict_sliding_window: bool = True, soft_cap: float | None = None,
+    mask_value: float = DEFAULT_MASK_VALUE, q_scale: float | None = None, k_scale: float | None = None,
+    v_scale: float | None = None, chunk_prefill_size: int | None = None, num_kv_pages_per_block: int | None = None,
+    num_queries_per_block: int | None = None, vmem_limit_bytes: int | None = None, debug_mode: bool = False,
+    skip_kv_update: bool = False, use_causal_mask: bool = True,
+) -> tuple[Array, Array]:  # fmt: skip
+    """`ragged_paged_attention_v3` for a head dimension of 64, with sinks.
+
+    Args:
+        kv_cache: [N, P, ceil(K/pk), pk, 128], a head's keys in 64 lanes and its values in the next.
+        attention_sink: [H] float32 or None.
+    """
+    kernel = "ragged_paged_attention_hd64"
+    batch = _batch(kernel, kv_lens, page_indices, cu_q_lens, distribution)
+    scales = _Scales(q_scale, k_scale, v_scale)
+    rules = Rules(
+        scales.of_scores(sm_scale), sliding_window, soft_cap, use_causal_mask, 1.0 if v_scale is None else v_scale
+    )
+    out, kv_cache = _attend_and_update(
+        kernel, queries, keys, values, kv_cache, batch, rules, scales, side_by_side=True, update=not skip_kv_update,
+        sink=attention_sink,
+    )  # fmt: skip
+    return out.astype(queries.dtype), kv_cache
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=tuple(n for n in _HD64_STATIC if n not in ("strict_sliding_window", "skip_kv_update", "use_causal_mask")),  # fmt: skip
+    donate_argnames=("kv_cache",),
+)
+def ragged_paged_attention_hd64_inference(
+    queries: Array, keys: Array, values: Array, kv_cache: Array, kv_lens: Array, page_indices: Array,
+    cu_q_lens: Array, distribution: Array, attention_sink: Array | None = None, *, sm_scale: float = 1.0,
+    sliding_window: int | None = None, soft_cap: float | None = None, mask_value: float | None = DEFAULT_MASK_VALUE,
+    q_scale: float | None = None, k_scale: float | None = None, v_scale: float | None = None,
+    chunk_prefill_size: int | None = None, num_kv_pages_per_block: int | None = None,
+    num_queries_per_block: int | None = None, vmem_limit_bytes: int | None = None, debug_mode: bool = False,
+) -> tuple[Array, Array]:  # fmt: skip
+    """`ragged_paged_attention_hd64` as tpu_inference has it."""
+    return ragged_paged_attention_hd64(
+        queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution, attention_sink,
+        sm_scale=sm_scale, sliding_window=sliding_window, soft_cap=soft_cap, q_scale=q_scale, k_scale=k_scale,
+        v_scale=v_scale,
+    )  # fmt: skip
+
+
+# ---- Writing slices of new keys and values
+
+
+def _write_slices(new_kv: Array, slices: Array, kv_cache: Array, num_slices: Array, page_size: int) -> Array:
+    """kv_cache [N*P, R, D] with rows of new_kv [T, R, D] at `slices` [3, n]: where in the cache, where in new_kv, how many."""
+    kernel = "kv_cache_update"
+    _require(new_kv.shape[1:] == kv_cache.shape[1:], kernel, f"new_kv {new_kv.shape} does not fit a cache of {kv_cache.shape}")  # fmt: skip
+    _require(new_kv.dtype == kv_cache.dtype, kernel, f"new_kv is {new_kv.dtype.name} and the cache {kv_cache.dtype.name}")  # fmt: skip
+    row = jnp.arange(page_size)[None]
+    there = (row < slices[2][:, None]) & (jnp.arange(slices.shape[1]) < num_slices[0])[:, None]
+    token = jnp.where(there, slices[1][:, None] + row, new_kv.shape[0]).reshape(-1)
+    place = jnp.where(there, slices[0][:, None] + row, kv_cache.shape[0]).reshape(-1)
+    of_token = jnp.full((new_kv.shape[0],), kv_cache.shape[0], jnp.int32).at[token].set(place, mode="drop")
+    return kv_cache.at[of_token].set(new_kv, mode="drop")
+
+
+_UPDATE_STATIC = ("page_size", "num_slices_per_block", "mesh", "kv_cache_pspec", "dynamic_validate_inputs", "vmem_limit_bytes")  # fmt: skip
+
+
+@functools.partial(jax.jit, static_argnames=_UPDATE_STATIC, donate_argnames=("kv_cache",))
+def kv_cache_update(
+    new_kv: Array, slices: Array, kv_cache: Array, num_slices: Array, *, page_size: int = 32,
+    num_slices_per_block: int | None = None, mesh: Any = None, kv_cache_pspec: Any = None,
+    dynamic_validate_inputs: bool = False, vmem_limit_bytes: int = 40 << 20,
+) -> Array:  # fmt: skip
+    """Write slices of at most `page_size` rows of new keys and values, in place.
+
+    Args:
+        new_kv: [T, R, D].
+        slices: [3, n] int32: for each slice its first row in the cache, its first row in new_kv, its length.
+        kv_cache: [N*P, R, D]; num_slices: [1] int32.
+    """
+    return _write_slices(new_kv, slices, kv_cache, num_slices, page_size)
+
+
+@functools.partial(jax.jit, static_argnames=(*_UPDATE_STATIC, "pipelined_dma"), donate_argnames=("kv_cache",))
+def kv_cache_update_pipelined(
+    new_kv: Array, slices: Array, kv_cache: Array, num_slices: Array, *, page_size: int = 32,
+    num_slices_per_block: int | None = None, mesh: Any = None, kv_cache_pspec: Any = None,
+    dynamic_validate_inputs: bool = False, vmem_limit_bytes: int = 40 << 20, pipelined_dma: bool | None = None,
+) -> Array:  # fmt: skip
+    """`kv_cache_update` as vllm_torchtpu has it."""
+    return _write_slices(new_kv, slices, kv_cache, num_slices, page_size)

@@ -99,3 +99,87 @@ def scaled_mm_1x128_128x128(
     out = _scaled_by_blocks(a, b, scale_a, by_column, SCALE_BLOCK)
     out = out if bias is None else out + bias.astype(jnp.float32)
     return out.astype(out_dtype)
+
+
+# ---- vllm_torchtpu and tpu_inference: weights quantized by column or by block
+
+
+def _quantized(x: Array, dtype: Any, zero_guard: bool) -> tuple[Array, Array]:
+    """Rows of x in a narrow dtype, and the scale of each, as the originals quantize activations."""
+    info = jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype)
+    scale = jnp.abs(x).max(-1, keepdims=True) / float(info.max)
+    if zero_guard:
+        return (x * jnp.nan_to_num(1 / scale, float(info.max))).astype(dtype), scale.astype(jnp.float32)
+    return (x / scale).astype(dtype), scale.astype(jnp.float32)
+
+
+def _product(x: Array, w: Array) -> Array:
+    """[M, K] times [N, K] transposed: exact in int32 for integers, else float32."""
+    integers = jnp.issubdtype(x.dtype, jnp.integer) and jnp.issubdtype(w.dtype, jnp.integer)
+    kind = jnp.int32 if integers else jnp.float32
+    dimensions = (((1,), (1,)), ((), ()))
+    return lax.dot_general(x.astype(kind), w.astype(kind), dimensions, preferred_element_type=kind).astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("block_size", "x_q_dtype", "tuned_value"))
+def quantized_matmul_by_column(
+    x: Array, w_q: Array, w_scale: Array, w_zp: Array | None = None, block_size: int | None = None,
+    x_q_dtype: Any = None, *, tuned_value: Any = None,
+) -> Array:  # fmt: skip
+    """[M, K] times quantized [N, K] transposed, with a scale for each output column.
+
+    Args:
+        w_scale: [N].
+        x_q_dtype: what rows of x are quantized to; None or x's own dtype for not at all.
+
+    Returns:
+        [M, N] in x's dtype.
+    """
+    kernel = "quantized_matmul_kernel"
+    _require(w_zp is None and block_size is None, kernel, "a zero point or a block size is not for this kernel")
+    _require(x.shape[1] == w_q.shape[1] and w_scale.shape == w_q.shape[:1], kernel, f"x {x.shape}, w_q {w_q.shape} and w_scale {w_scale.shape} do not fit")  # fmt: skip
+    rows, row_scale = x, 1.0
+    if x_q_dtype is not None and x_q_dtype != x.dtype:
+        rows, row_scale = _quantized(x, x_q_dtype, zero_guard=False)
+    return (_product(rows, w_q) * w_scale.astype(jnp.float32) * row_scale).astype(x.dtype)
+
+
+@functools.partial(jax.jit, static_argnames=("block_size", "x_q_dtype", "tuned_value"))
+def quantized_matmul_by_block(
+    x: Array, w_q: Array, w_scale: Array, w_zp: Array | None = None, block_size: int | None = None,
+    x_q_dtype: Any = None, *, tuned_value: Any = None,
+) -> Array:  # fmt: skip
+    """[M, K] times quantized [N, K] transposed, with a scale for each output column and block of K.
+
+    Args:
+        w_scale: [K/block_size, 1, N].
+        x_q_dtype: what blocks of x's rows are quantized to; None or x's own dtype for not at all.
+
+    Returns:
+        [M, N] in x's dtype.
+    """
+    kernel = "quantized_matmul_kernel (blockwise)"
+    _require(w_zp is None and block_size is not None and block_size > 0, kernel, "a block size and no zero point are needed")  # fmt: skip
+    (count, depth), columns = x.shape, w_q.shape[0]
+    _require(depth % block_size == 0 and w_scale.shape == (depth // block_size, 1, columns), kernel, f"w_scale {w_scale.shape} does not fit x {x.shape} in blocks of {block_size}")  # fmt: skip
+    out = jnp.zeros((count, columns), jnp.float32)
+    for block in range(depth // block_size):
+        part = slice(block * block_size, (block + 1) * block_size)
+        rows, row_scale = x[:, part], 1.0
+        if x_q_dtype is not None and x_q_dtype != x.dtype:
+            rows, row_scale = _quantized(rows, x_q_dtype, zero_guard=True)
+        out = out + _product(rows, w_q[:, part]) * w_scale[block].astype(jnp.float32) * row_scale
+    return out.astype(x.dtype)
+
+
+@functools.partial(jax.jit, static_argnames=("mesh", "axis_name", "collective_id", "bn", "bk", "rhs_transpose"))
+def all_gather_matmul(
+    x: Array, y: Array, mesh: Any, axis_name: str, collective_id: int | None = 0, bn: int | None = None,
+    bk: int | None = None, rhs_transpose: bool = False,
+) -> Array:  # fmt: skip
+    """Rows of x [M, K], gathered over a mesh axis, times y [K, N] or, transposed, [N, K]; columns stay apart.
+
+    The arrays are global: the partitioner gathers what their shardings keep apart.
+    """
+    dimensions = (((1,), (1 if rhs_transpose else 0,)), ((), ()))
+    return lax.dot_general(x, y, dimensions, preferred_element_type=jnp.float32).astype(x.dtype)

@@ -10,6 +10,7 @@ Both take sequences of any length: a sequence of one new token is a decode, any 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,7 @@ class Pages:
 
     def read(self, pages: Array) -> tuple[Array, Array]:
         """Keys and values of pages [B, n], each [B, K, n*P, D]; page -1 reads as zeros."""
-        held = _read(self.data, pages)
+        held = read_pages(self.data, pages)
         batch, count = pages.shape
         return tuple(
             part.reshape(batch, count * self.size, self.kv_heads, self.dim).swapaxes(1, 2) for part in self._split(held)
@@ -85,12 +86,12 @@ class ApartPages:
         """Keys and values of pages [B, n], each [B, K, n*P, D]; page -1 reads as zeros."""
         batch, count = pages.shape
         return tuple(
-            _read(cache, pages).swapaxes(1, 2).reshape(batch, self.kv_heads, count * self.size, -1)
+            read_pages(cache, pages).swapaxes(1, 2).reshape(batch, self.kv_heads, count * self.size, -1)
             for cache in (self.keys, self.values)
         )
 
 
-def _read(cache: Array, pages: Array) -> Array:
+def read_pages(cache: Array, pages: Array) -> Array:
     """cache[pages], with zeros for page -1 and NaN, which no result survives, for one past the last."""
     count = cache.shape[0]
     beyond = jnp.nan if jnp.issubdtype(cache.dtype, jnp.inexact) else 0
@@ -157,17 +158,21 @@ class Rules:
     value_scale: float = 1.0
 
 
-def composed(q: Array, pages: Pages | ApartPages, batch: Batch, rules: Rules, sink: Array | None = None) -> Array:
+def composed(
+    q: Array, pages: Any, batch: Batch, rules: Rules, sink: Array | None = None, decoded: Array | None = None
+) -> Array:
     """Attention of every token of the batch in plain JAX, scores and sums in float32.
 
     Args:
         q: [T, H, D].
+        pages: Pages, ApartPages, or anything that reads and has a size and heads as they do.
         sink: [H] float, a score without a value for each head.
+        decoded: [T, H, D] float32, what the sequences of one new token gave, if that is known.
 
     Returns:
         [T, H, D] float32; zeros for tokens that belong to no sequence.
     """
-    out = _composed_decode(q, pages, batch, rules, sink)
+    out = _composed_decode(q, pages, batch, rules, sink) if decoded is None else decoded
     return _composed_prefill(q, pages, batch, rules, sink, out)
 
 
@@ -240,18 +245,24 @@ def _attend(rows: Array, positions: Array, kv_lens: Array, table: Array, pages: 
 
 def _composed_decode(q: Array, pages: Pages, batch: Batch, rules: Rules, sink: Array | None) -> Array:
     """The sequences of one new token, all at once; zeros for every other token."""
-    total, heads, _ = q.shape
-    decode = batch.new == 1
-    token = jnp.where(decode, batch.starts[:-1], 0)
-    rows = _grouped(q[jnp.clip(token, 0, total - 1)][:, None], pages.kv_heads)
-    position = jnp.where(decode, batch.kv_lens - 1, -1)
+    total = q.shape[0]
+    picked, position, tokens = decode_rows(q, batch)
+    rows = _grouped(picked[:, None], pages.kv_heads)
     positions = jnp.broadcast_to(position[:, None], (position.shape[0], rows.shape[2]))
     by_row = None if sink is None else sink.astype(jnp.float32).reshape(pages.kv_heads, -1)
     out = _attend(rows, positions, batch.kv_lens, batch.live_pages(pages.size), pages, rules, by_row)
-    return _scattered(_ungrouped(out, 1)[:, 0], jnp.where(decode, token, total), total)
+    return scattered(_ungrouped(out, 1)[:, 0], tokens, total)
 
 
-def _scattered(rows: Array, tokens: Array, total: int) -> Array:
+def decode_rows(q: Array, batch: Batch) -> tuple[Array, Array, Array]:
+    """The sequences of one new token: their rows [S, H, D], positions (-1 for others) and tokens (T for others) [S]."""
+    total, decode = q.shape[0], batch.new == 1
+    token = jnp.where(decode, batch.starts[:-1], total)
+    return q[jnp.clip(token, 0, total - 1)], jnp.where(decode, batch.kv_lens - 1, -1), token
+
+
+def scattered(rows: Array, tokens: Array, total: int) -> Array:
+    """[T, H, D] float32 with rows [S, H, D] at their tokens, zeros elsewhere."""
     return jnp.zeros((total, *rows.shape[1:]), jnp.float32).at[tokens].set(rows.astype(jnp.float32), mode="drop")
 
 
@@ -325,12 +336,9 @@ def by_calls(q: Array, pages: Pages, batch: Batch, rules: Rules) -> Array:
         table = jnp.where(table >= 0, jnp.arange(table.size, dtype=jnp.int32).reshape(table.shape), -1)
     else:
         k_cache, v_cache = pages.apart(jnp.arange(pages.data.shape[0]))
-    decode = batch.new == 1
-    token = jnp.where(decode, batch.starts[:-1], 0)
-    position = jnp.where(decode, batch.kv_lens - 1, -1)
-    rows = q[jnp.clip(token, 0, total - 1)][None]
-    decoded = tt.paged_attention_decode(rows, k_cache, v_cache, table, position, scale=rules.scale)
-    out = _scattered(decoded[0], jnp.where(decode, token, total), total)
+    rows, position, token = decode_rows(q, batch)
+    decoded = tt.paged_attention_decode(rows[None], k_cache, v_cache, table, position, scale=rules.scale)
+    out = scattered(decoded[0], token, total)
     if total == 1:
         return out
     size = min(CHUNK, -(-total // tt.TILE) * tt.TILE)

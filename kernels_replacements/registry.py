@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from kernels_replacements.errors import KernelWarning
+from kernels_replacements.errors import KernelWarning, NotReplaced
 from kernels_replacements.import_hooks import when_imported, when_one_imported
 
 PACKAGE = "kernels_replacements"
@@ -69,6 +69,7 @@ class Replacement:
 
 
 _installed: list[Replacement] = []
+_warned: set[str] = set()
 
 
 def replaces(
@@ -139,12 +140,16 @@ def _replace(original: str, module: ModuleType) -> None:
             _put(replacement, module, name, function)
             return
     listed = ", ".join((*found[0], *sorted(found[1])))
-    warnings.warn(
+    _warn(
         f"{original}({listed}) has other parameters than the versions that are replaced: it is interpreted instead,"
-        " which is slow. Register a replacement with kernels_replacements.registry.replaces",
-        KernelWarning,
-        stacklevel=2,
+        " which is slow. Register a replacement with kernels_replacements.registry.replaces"
     )
+
+
+def _warn(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, KernelWarning, stacklevel=3)
 
 
 def _may_hold_kernels(name: str) -> bool:
@@ -187,8 +192,13 @@ def _put(replacement: Replacement, module: ModuleType, name: str, original: Call
         bound.apply_defaults()
         if bound.arguments.get("interpret"):  # the caller asks for the original, interpreted
             return original(*args, **kwargs)
+        try:
+            out = by(*bound.args, **bound.kwargs)
+        except NotReplaced as reason:
+            _warn(f"{shown}: {reason}: the original is interpreted for this, which is slow")
+            return original(*args, **kwargs)
         used[shown] += 1
-        return by(*bound.args, **bound.kwargs)
+        return out
 
     replaced.__tt_tpu_replaces__ = replacement
     setattr(module, name, replaced)
