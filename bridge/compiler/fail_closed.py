@@ -18,7 +18,6 @@ COLLECTIVES = frozenset(
         "all_to_all",
         "collective_broadcast",
         "collective_permute",
-        "cross-replica-sum",
         "reduce_scatter",
         "send",
         "recv",
@@ -27,10 +26,11 @@ COLLECTIVES = frozenset(
     )
 )
 
-# Annotations for the partitioner; with one partition they mean nothing.
+# Annotations for the partitioner, as are all of Shardy's; with one partition they mean nothing.
 ANNOTATIONS = frozenset(
     ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint")
 )
+SHARDY = "xla.sdy."
 
 
 def fail_closed(module: ir.Module, known: frozenset[str]) -> ir.Module:
@@ -45,7 +45,7 @@ def fail_closed(module: ir.Module, known: frozenset[str]) -> ir.Module:
             raise CompileError(_collective(op))
         if op.operation.name == "stablehlo.custom_call":
             target = ir.StringAttr(op.attributes["call_target_name"]).value
-            if target not in known and target not in ANNOTATIONS:
+            if target not in known and target not in ANNOTATIONS and not target.startswith(SHARDY):
                 raise CompileError(_custom_call(op, target))
     return module
 

@@ -74,10 +74,18 @@ class WorkerProcess:
         except (OSError, frames.Disconnected) as error:
             raise WorkerDied(self._last_words()) from error
 
-    def stop(self) -> None:
-        """End the process, whatever it is doing."""
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """End the process, whatever it is doing; who waits for its reply learns it from the socket."""
         self._process.kill()
         self._process.wait()
+
+    def stop(self) -> None:
+        """End the process and give back what it held."""
+        self.kill()
         self._sock.close()
         self._log.close()
 
@@ -134,14 +142,19 @@ class WorkerPool:
             self._closed = True
             workers, self._all = self._all, set()
         for worker in workers:
-            worker.stop()
+            worker.kill()
 
     def _take(self) -> WorkerProcess:
         with self._lock:
             if self._closed:
                 raise ClientGone
-            if self._idle:
-                return self._idle.pop()
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.alive():
+                    return worker
+                # Ended while it had nothing to do, as by the kernel when memory ran out: no program's fault.
+                self._all.discard(worker)
+                worker.stop()
             return self._start()
 
     def _start(self) -> WorkerProcess:

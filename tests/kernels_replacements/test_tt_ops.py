@@ -58,7 +58,6 @@ def test_cache_and_attention(dtype, compiled, tmp_path, root):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment = clean | {"LIBTT_TPU_COMPAT": "1", "TT_TPU_CACHE_DIR": str(tmp_path)}
     source = PROGRAM.format(dtype=dtype, compiled=compiled)
-    done = subprocess.run(
-        [sys.executable, "-c", source], env=environment, cwd=root, capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

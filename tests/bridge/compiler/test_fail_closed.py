@@ -61,7 +61,7 @@ def test_an_unknown_custom_call_is_refused():
         check("stablehlo.custom_call @tt.no_such_call(%x)")
 
 
-@pytest.mark.parametrize("target", ["TopK", "Sharding"])
+@pytest.mark.parametrize("target", ["TopK", "Sharding", "xla.sdy.FuncResultSharding"])
 def test_known_custom_calls_pass(target):
     """What the inner plugin handles, and annotations of the partitioner, are left alone."""
     check(f"stablehlo.custom_call @{target}(%x)")

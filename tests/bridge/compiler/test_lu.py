@@ -19,7 +19,8 @@ def decompose(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     whole, pivots, rows = tensor(m, n, of=kind), tensor(min(m, n), of="i32"), tensor(m, of="i32")
     return chip.run(
         f"""func.func @main(%a: {whole}) -> ({whole}, {pivots}, {rows}) {{
-        %r:3 = stablehlo.custom_call @LuDecomposition(%a) {{api_version = 4 : i32}} : ({whole}) -> ({whole}, {pivots}, {rows})
+        %r:3 = stablehlo.custom_call @LuDecomposition(%a) {{api_version = 4 : i32}}
+          : ({whole}) -> ({whole}, {pivots}, {rows})
         return %r#0, %r#1, %r#2 : {whole}, {pivots}, {rows} }}""",
         a,
     )
@@ -32,7 +33,9 @@ def random(dtype, *shape, seed=0):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", [(1, 1), (5, 5), (7, 4), (4, 7), (70, 70), (100, 33), (33, 100), (2, 3, 6, 6)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (5, 5), (7, 4), (4, 7), (70, 70), (100, 33), (33, 100), (2, 3, 6, 6)], ids=str
+)
 def test_the_factors_multiply_back(dtype, shape):
     """Rows of A in the order given are L U; every multiplier is at most 1 in size, which is what pivoting is for."""
     a = random(dtype, *shape)

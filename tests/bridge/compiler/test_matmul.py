@@ -123,7 +123,9 @@ def test_products_at_once_do_not_disturb_each_other():
     assert not wrong and not any(thread.is_alive() for thread in threads)
 
 
-def product(left: str, right: str, result: str, dims: str, element: str = "f32", before: str = "", rhs: str = "%w") -> str:
+def product(
+    left: str, right: str, result: str, dims: str, element: str = "f32", before: str = "", rhs: str = "%w"
+) -> str:
     """A module with one dot_general; `before` may define what `rhs` names."""
     types = [f"tensor<{shape}x{element}>" for shape in (left, right, result)]
     operand = types[1] if rhs == "%w" else before.rsplit("-> ", 1)[1].strip()

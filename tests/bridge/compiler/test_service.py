@@ -1,6 +1,7 @@
 """The compile service from outside: what a plugin sees on its socket."""
 
 import json
+import os
 import signal
 import stat
 import struct
@@ -133,6 +134,15 @@ def test_a_crash_spares_programs_that_compile_beside_it(service):
     for thread in threads:
         thread.join()
     assert replies == {"bad": Kind.ERROR, "good": Kind.EXECUTABLE}
+
+
+def test_a_worker_that_ended_while_idle_costs_no_program(service):
+    """A worker that was killed between two programs is replaced unseen."""
+    service.compile(DOUBLE)
+    for pid in worker_pids(service):
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.2)
+    assert service.compile(unary("%r = stablehlo.negate %x : tensor<4xf32>"))[0] == Kind.EXECUTABLE
 
 
 def test_many_programs_at_once_share_few_workers(service):

@@ -156,7 +156,8 @@ def test_a_mask_is_added_and_a_sink_takes_weight():
     )  # fmt: skip
     for b in range(2):
         k, v = tokens_of(keys, table[b]), tokens_of(values, table[b])
-        close(out[0, b], softmax_attention(q[0, b], k, v, 0.125, True, mask[b, 0].astype(np.float64), sink[:, 0]), "f32")
+        expected = softmax_attention(q[0, b], k, v, 0.125, True, mask[b, 0].astype(np.float64), sink[:, 0])
+        close(out[0, b], expected, "f32")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
