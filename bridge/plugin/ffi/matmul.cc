@@ -20,6 +20,7 @@ namespace {
 namespace ffi = xla::ffi;
 
 constexpr int64_t kTaskBytes = 64 << 10;
+constexpr int64_t kMostRowsAtOnce = 1024;  // rows of x whose copy is in memory
 
 ffi::Error Wrong(std::string what) { return ffi::Error::InvalidArgument("tt_tpu.matmul: " + std::move(what)); }
 
@@ -76,14 +77,20 @@ ffi::Error Matmul(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::AnyBuffer weig
 
   int64_t m = x.dimensions()[0], k = x.dimensions()[1], n = result->dimensions()[1];
   bool result_bf16 = result->element_type() == ffi::BF16;
-  Problem problem{x.untyped_data(), k, weights.untyped_data(), result->untyped_data(), result_bf16, m, k, n};
-  Memory rows;
-  if (m > 0 && k > 0 && !PrepareRows(*kernels, nk, bf16, &problem, &rows))
-    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "tt_tpu.matmul: no memory for x");
+  int64_t size = bf16 ? sizeof(Bfloat16) : sizeof(float), result_size = result_bf16 ? sizeof(Bfloat16) : sizeof(float);
   auto run = nk ? (bf16 ? kernels->nk_bf16 : kernels->nk_f32) : (bf16 ? kernels->kn_bf16 : kernels->kn_f32);
-  int64_t width = TaskWidth(nk, k * (bf16 ? sizeof(Bfloat16) : sizeof(float)));
-  Tasks::RunAll(threads, (n + width - 1) / width,
-                [&](int32_t task) { run(problem, task * width, Smaller((task + 1) * width, n)); });
+  int64_t width = TaskWidth(nk, k * size);
+  for (int64_t row = 0; row < m; row += kMostRowsAtOnce) {
+    const void* rows_of_x = static_cast<const char*>(x.untyped_data()) + row * k * size;
+    void* rows_of_result = static_cast<char*>(result->untyped_data()) + row * n * result_size;
+    int64_t count = Smaller(kMostRowsAtOnce, m - row);
+    Problem problem{rows_of_x, k, weights.untyped_data(), rows_of_result, result_bf16, count, k, n};
+    Memory rows;
+    if (k > 0 && !PrepareRows(*kernels, nk, bf16, &problem, &rows))
+      return ffi::Error(ffi::ErrorCode::kResourceExhausted, "tt_tpu.matmul: no memory for rows of x");
+    Tasks::RunAll(threads, (n + width - 1) / width,
+                  [&](int32_t task) { run(problem, task * width, Smaller((task + 1) * width, n)); });
+  }
   return ffi::Error::Success();
 }
 

@@ -82,6 +82,13 @@ def test_any_shape(m, n, k, dtype, nk, seed):
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_more_rows_than_are_copied_at_once(dtype):
+    """Thousands of rows are taken in parts, and each part lands where it belongs."""
+    x, weights = operands(2500, 24, 40, dtype, True)
+    np.testing.assert_allclose(call(x, weights, True, "f32"), reference(x, weights, True), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("nk", [True, False], ids=["nk", "kn"])
 def test_a_bfloat16_result_is_rounded_once(nk):
     """The float32 sum is rounded to the nearest bfloat16, not accumulated in it."""
