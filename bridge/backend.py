@@ -133,8 +133,9 @@ def plugin_config(backend: Backend, settings: Settings) -> str:
         "fingerprint": backend.fingerprint,
         "stablehlo_version": STABLEHLO_VERSION,
         "chips": len(backend.chips),
-        "memory_bytes": backend.chips[0].memory,
+        "memory_bytes": max(0, backend.chips[0].memory - settings.symmetric_memory),
         "log_level": settings.log_level,
+        "collective_timeout": settings.collective_timeout,
         "compile_workers": settings.compile_workers,
         "python": sys.executable,
     }

@@ -101,10 +101,11 @@ def host_memory() -> int:
 
 
 def emulated(settings: Settings) -> tuple[Chip, ...]:
-    """Emulated chips. Together they never promise more memory than the host has for them.
+    """Emulated chips of this process. Those of all of a mesh's processes never promise more memory than the host has.
 
     A tenth of the host's memory is left to the programs themselves.
     """
-    share = host_memory() * 9 // 10 // settings.emulated_chips
+    processes = settings.launched.local_world_size if settings.launched else 1
+    share = host_memory() * 9 // 10 // (settings.emulated_chips * processes)
     memory = min(settings.emulated_memory, share)
     return tuple(Chip(index, EMULATED_BOARD, memory) for index in range(settings.emulated_chips))

@@ -27,3 +27,7 @@ class CheckpointError(BridgeError):
 
 class LaunchError(BridgeError):
     """A process did not start, or did not become ready."""
+
+
+class MeshError(BridgeError):
+    """Processes cannot be joined into a mesh: names the number of chips, the descriptor or the variable."""

@@ -8,7 +8,7 @@ import os
 import sys
 
 from bridge import backend as backends
-from bridge import torch_tpu_hooks
+from bridge import mesh, torch_tpu_hooks
 from bridge.errors import BridgeError
 from bridge.settings import Settings, load
 from kernels_replacements import registry
@@ -28,11 +28,13 @@ def start() -> None:
         if not settings.compat:
             return
         backend = backends.resolve(settings)
+        added = mesh.environment(settings, backend)
     except BridgeError as error:
         message = f"tt-tpu: error: {error}"
         # In torch_tpu's place and not after it: without a plugin it aborts the process.
         provide("torch_tpu", lambda _module: sys.exit(message), instead=True)
         return
+    os.environ.update(added)
     ours = _set_library(settings, backend)
     os.environ["TT_TPU_PLUGIN_CONFIG"] = backends.plugin_config(backend, settings)
     _set_caches(settings, backend)

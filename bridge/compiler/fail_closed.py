@@ -33,15 +33,16 @@ ANNOTATIONS = frozenset(
 SHARDY = "xla.sdy."
 
 
-def fail_closed(module: ir.Module, known: frozenset[str]) -> ir.Module:
+def fail_closed(module: ir.Module, known: frozenset[str], collectives: bool = False) -> ir.Module:
     """Raise CompileError for the first collective or unknown custom call.
 
     Args:
         module: the program after all other passes.
         known: custom call targets that the inner plugin handles, ours included.
+        collectives: whether the inner plugin runs collectives between the program's devices itself.
     """
     for op in operations(module):
-        if op.operation.name in COLLECTIVES:
+        if op.operation.name in COLLECTIVES and not collectives:
             raise CompileError(_collective(op))
         if op.operation.name == "stablehlo.custom_call":
             target = ir.StringAttr(op.attributes["call_target_name"]).value
@@ -59,8 +60,8 @@ def signature(op: ir.OpView) -> str:
 
 def _collective(op: ir.OpView) -> str:
     return (
-        f"{op.operation.name} {signature(op)} cannot run: this chip is not part of a mesh. "
-        "Run on one chip (world size 1, --tp-size 1)."
+        f"{op.operation.name} {signature(op)} cannot run: this chip is not part of a mesh. Run on one chip "
+        "(world size 1, --tp-size 1), or start one process for each chip with torchrun or tt-tpu run."
     )
 
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 from jaxlib.mlir import ir
 
+from bridge.compiler import collectives
 from bridge.compiler import module as modules
 from bridge.compiler.composites import inline_composites
 from bridge.compiler.fail_closed import fail_closed
 from bridge.compiler.matmul_forms import TARGET as MATMUL
 from bridge.compiler.matmul_forms import use_own_matmul
+from bridge.compiler.placement import ALONE, Placement
 from bridge.compiler.tt_calls import LIBTT_CALLS, expand_tt_calls, spell_tt_calls
 from bridge.errors import CompileError
 
@@ -43,26 +45,34 @@ class Rewritten:
         program: StableHLO portable artifact.
         name: the module's name.
         donated: indices of the entry's parameters whose buffers the program may reuse.
+        collectives: how many calls meet other processes.
     """
 
     program: bytes
     name: str
     donated: tuple[int, ...]
+    collectives: int = 0
 
 
-def passes(backend: str) -> tuple[modules.Pass, ...]:
-    """The passes for `backend` ("emulated" or "libtt"), in the order in which they run."""
+def passes(backend: str, placement: Placement = ALONE) -> tuple[modules.Pass, ...]:
+    """The passes for `backend` ("emulated" or "libtt") and `placement`, in the order in which they run."""
     if backend == "libtt":
-        return (inline_composites, spell_tt_calls, functools.partial(fail_closed, known=LIBTT_CALLS))
+        # Chips of a mesh have collectives of their own.
+        refuse = functools.partial(fail_closed, known=LIBTT_CALLS, collectives=placement.spread)
+        return (inline_composites, spell_tt_calls, refuse)
     return (
         inline_composites,
+        functools.partial(collectives.refuse_shardings, placement=placement),
+        functools.partial(collectives.lower_collectives, placement=placement),
         functools.partial(expand_tt_calls, handled=_OURS),
         use_own_matmul,
-        functools.partial(fail_closed, known=_XLA_CPU | _OURS),
+        functools.partial(fail_closed, known=_XLA_CPU | _OURS | collectives.TARGETS | {collectives.RANK}),
     )
 
 
-def rewrite(context: ir.Context, program: bytes, backend: str, version: str) -> Rewritten:
+def rewrite(
+    context: ir.Context, program: bytes, backend: str, version: str, placement: Placement = ALONE
+) -> Rewritten:
     """Run the backend's passes over a StableHLO program.
 
     Args:
@@ -70,6 +80,7 @@ def rewrite(context: ir.Context, program: bytes, backend: str, version: str) -> 
         program: StableHLO portable artifact, MLIR bytecode or text.
         backend: "emulated" or "libtt".
         version: newest StableHLO version that the inner plugin reads, "1.17.0".
+        placement: the devices of a mesh that run it.
 
     Raises:
         CompileError: the program cannot be read, or cannot run on this chip.
@@ -81,9 +92,10 @@ def rewrite(context: ir.Context, program: bytes, backend: str, version: str) -> 
         raise CompileError(f"the program is not StableHLO with a function @main: {error}") from error
     with context, ir.Location.unknown():
         name, donated = _name(module), _donated(module)
-        for run in passes(backend):
+        for run in passes(backend, placement):
             module = run(module)
-        return Rewritten(modules.serialize(module, version), name, donated)
+        count = collectives.count_collectives(module)
+        return Rewritten(modules.serialize(module, version), name, donated, count)
 
 
 def _name(module: ir.Module) -> str:

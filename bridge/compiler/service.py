@@ -243,7 +243,7 @@ class Service:
             with self._lock:
                 counts = json.dumps(self._counts).encode()
             frames.send(client, Kind.STATS, counts)
-        elif kind == Kind.COMPILE and len(blobs) == 3:
+        elif kind == Kind.COMPILE and len(blobs) in (3, 4):
             frames.send(client, *self._compile(blobs, client))
         else:
             message = f"request of kind {kind} with {len(blobs)} blobs is unknown: plugin and service differ in version"

@@ -15,6 +15,7 @@ from bridge.compiler import frames
 from bridge.compiler.config import parse_config
 from bridge.compiler.frames import Code, Kind
 from bridge.compiler.options import exact
+from bridge.compiler.placement import parse
 from bridge.errors import CompileError
 
 
@@ -35,12 +36,13 @@ class Worker:
 
             self._inner = InnerPlugin(library)
 
-    def answer(self, program: bytes, form: str, options: bytes) -> tuple[int, bytes, bytes]:
-        """The reply frame (kind, blobs) to one compile request."""
+    def answer(self, program: bytes, form: str, options: bytes, placement: str = "") -> tuple[int, bytes, bytes]:
+        """The reply frame (kind, blobs) to one compile request; `placement` as bridge.compiler.placement has it."""
         if form != "mlir":
             raise CompileError(f"program format {form!r} is not supported: hand in StableHLO as 'mlir'")
-        rewritten = self._rewrite(self._context, program, self._backend, self._version)
-        metadata = json.dumps({"donated": rewritten.donated, "name": rewritten.name}).encode()
+        rewritten = self._rewrite(self._context, program, self._backend, self._version, parse(placement))
+        named = {"donated": rewritten.donated, "name": rewritten.name, "collectives": rewritten.collectives}
+        metadata = json.dumps(named).encode()
         if self._inner is None:
             return Kind.REWRITTEN, rewritten.program, metadata
         return Kind.EXECUTABLE, self._inner.compile(rewritten.program, form, exact(options)), metadata
@@ -68,12 +70,12 @@ def serve(sock: socket.socket, settings: dict[str, str]) -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     while True:
         try:
-            _, (program, form, options) = frames.receive(sock)
+            _, (program, form, options, *placement) = frames.receive(sock)
         except frames.Disconnected:
             return
         try:
             worker = worker or Worker(settings["backend"], library(settings), settings["stablehlo_version"])
-            reply = worker.answer(program, form.decode(), options)
+            reply = worker.answer(program, form.decode(), options, *map(bytes.decode, placement))
         except Exception as error:  # whatever it is, it is this program's error and not the worker's end
             reply = explain(error)
         frames.send(sock, *reply)

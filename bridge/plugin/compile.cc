@@ -8,6 +8,7 @@
 #include "config.h"
 #include "errors.h"
 #include "executables.h"
+#include "mesh.h"
 #include "pjrt.h"
 
 namespace tt {
@@ -45,9 +46,17 @@ PJRT_Error* CompileHere(void* client, CompiledProgram* compiled, std::string* op
 PJRT_Error* Compile(PJRT_Client_Compile_Args* args) {
   const auto& program = *static_cast<const PJRT_Program*>(args->program);
   std::string options = FilterCompileOptions(View(args->compile_options, args->compile_options_size));
+  std::string placed;
+  if (GetWorld().spread()) {
+    std::string own_options = options;
+    Placement placement;
+    if (PJRT_Error* error = PlaceOnOwnDevice(&own_options, &placement)) return error;
+    placed = placement.Text();
+    if (GetConfig().emulated()) options = std::move(own_options);
+  }
   CompiledProgram compiled;
   if (PJRT_Error* error = CompileRemotely(View(program.code, program.code_size),
-                                          View(program.format, program.format_size), options, &compiled)) {
+                                          View(program.format, program.format_size), options, placed, &compiled)) {
     return error;
   }
   void* loaded = nullptr;
@@ -56,7 +65,8 @@ PJRT_Error* Compile(PJRT_Client_Compile_Args* args) {
   if (error != nullptr) return error;
   ++compiled_programs;
   args->executable = loaded;
-  return RegisterProgram(loaded, std::move(compiled.donated), compiled.serialized ? std::move(compiled.bytes) : "");
+  return RegisterProgram(loaded, std::move(compiled.donated), compiled.collectives,
+                         compiled.serialized ? std::move(compiled.bytes) : "");
 }
 
 }  // namespace

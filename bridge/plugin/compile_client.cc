@@ -22,11 +22,13 @@
 
 #include "config.h"
 #include "errors.h"
+#include "mesh.h"
 
 namespace tt {
 namespace {
 
 constexpr uint32_t kMagic = 0x31545454;
+constexpr size_t kLongestFolder = 90;  // a socket's path in it must fit 107 bytes
 enum Kind : uint32_t { kHello = 0, kCompile = 1, kProgram = 3, kFailed = 4 };  // kCompile answers kCompile
 
 class Socket {
@@ -151,16 +153,34 @@ class Service {
   std::string path() const { return folder_ + "/compile.sock"; }
   std::string log() const { return folder_ + "/service.log"; }
 
+  // The ranks of one mesh share a service; elsewhere the user may name a folder. "" for a folder of its own.
+  static std::string SharedFolder(const std::string& base) {
+    if (const char* named = getenv("TT_TPU_SERVICE_DIR")) return named;
+    if (!GetWorld().spread()) return "";
+    const std::string name = "/tt-tpu-mesh-" + GetWorld().job;
+    return base.size() + name.size() < kLongestFolder ? base + name : "/tmp" + name;
+  }
+
+  // Whoever can write there could hand us programs of his own.
+  static bool IsPrivate(const std::string& folder) {
+    struct stat found;
+    if (lstat(folder.c_str(), &found) == 0 && S_ISDIR(found.st_mode) && found.st_uid == getuid() &&
+        (found.st_mode & 077) == 0) {
+      return true;
+    }
+    errno = EPERM;
+    return false;
+  }
+
   PJRT_Error* MakeFolder() {
-    if (const char* shared = getenv("TT_TPU_SERVICE_DIR")) {  // the ranks of one mesh share a service
-      folder_ = shared;
-      if (mkdir(folder_.c_str(), 0700) == 0 || errno == EEXIST) return nullptr;
+    const char* base = getenv("TMPDIR");
+    folder_ = SharedFolder(base != nullptr ? base : "/tmp");
+    if (!folder_.empty()) {
+      if (mkdir(folder_.c_str(), 0700) == 0 || (errno == EEXIST && IsPrivate(folder_))) return nullptr;
     } else {
-      const char* base = getenv("TMPDIR");
       for (const char* parent : {base != nullptr ? base : "/tmp", "/tmp"}) {
         folder_ = std::string(parent) + "/tt-tpu-XXXXXX";
-        // A socket's path holds 107 bytes; a longer folder cannot be used.
-        if (folder_.size() < 90 && mkdtemp(folder_.data()) != nullptr) return nullptr;
+        if (folder_.size() < kLongestFolder && mkdtemp(folder_.data()) != nullptr) return nullptr;
       }
     }
     PJRT_Error* error = Internal("cannot make the compile service's folder " + folder_ + ": " + strerror(errno) +
@@ -241,16 +261,23 @@ std::vector<int> Donated(const std::string& metadata) {
   return donated;
 }
 
+// Reads "collectives": 3.
+int Collectives(const std::string& metadata) {
+  constexpr std::string_view key = "\"collectives\":";
+  size_t at = metadata.find(key);
+  return at == std::string::npos ? 0 : atoi(metadata.c_str() + at + key.size());
+}
+
 }  // namespace
 
 PJRT_Error* CompileRemotely(std::string_view program, std::string_view format, std::string_view options,
-                            CompiledProgram* result) {
+                            std::string_view placement, CompiledProgram* result) {
   Service& service = GetService();
   Socket socket;
   if (PJRT_Error* error = service.Connect(&socket)) return error;
   uint32_t kind = 0;
   std::vector<std::string> blobs;
-  if (!socket.Send(kCompile, {program, format, options}) || !socket.Receive(&kind, &blobs)) {
+  if (!socket.Send(kCompile, {program, format, options, placement}) || !socket.Receive(&kind, &blobs)) {
     return service.Unavailable();
   }
   if (kind == kFailed && blobs.size() == 2 && blobs[0].size() == sizeof(uint32_t)) {
@@ -264,6 +291,7 @@ PJRT_Error* CompileRemotely(std::string_view program, std::string_view format, s
   result->serialized = kind == kCompile;
   result->bytes = std::move(blobs[0]);
   result->donated = Donated(blobs[1]);
+  result->collectives = Collectives(blobs[1]);
   return nullptr;
 }
 

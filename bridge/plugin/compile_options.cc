@@ -1,22 +1,37 @@
-// Reads protobuf's wire format just far enough to drop entries of one map
-// field, so that no protobuf library is linked into a process that has others.
+// Reads and writes protobuf's wire format just far enough to change a few fields,
+// so that no protobuf library is linked into a process that has others.
 #include "compile_options.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
 #include "config.h"
+#include "errors.h"
+#include "mesh.h"
 
 namespace tt {
 namespace {
 
-constexpr int kEnvOptionOverrides = 7;  // CompileOptionsProto.env_option_overrides
+// CompileOptionsProto
+constexpr int kExecutableBuildOptions = 3;
+constexpr int kEnvOptionOverrides = 7;
+// ExecutableBuildOptionsProto
+constexpr int kNumReplicas = 4;
+constexpr int kNumPartitions = 5;
+constexpr int kDeviceAssignment = 9;
+// DeviceAssignmentProto, and the ComputationDevice in it
+constexpr int kReplicaCount = 1;
+constexpr int kComputationCount = 2;
+constexpr int kComputationDevices = 3;
+constexpr int kReplicaDeviceIds = 1;
 constexpr int kMapKey = 1;
 
 struct Field {
   int number;
   std::string_view whole;  // with its tag
   std::string_view body;   // of a length-delimited field
+  uint64_t number_value;   // of a varint
 };
 
 std::optional<uint64_t> TakeVarint(std::string_view* rest) {
@@ -35,11 +50,12 @@ std::optional<Field> TakeField(std::string_view* rest) {
   std::string_view start = *rest;
   auto tag = TakeVarint(rest);
   if (!tag) return std::nullopt;
-  Field field{static_cast<int>(*tag >> 3), {}, {}};
+  Field field{static_cast<int>(*tag >> 3), {}, {}, 0};
   uint64_t size = 0;
   switch (*tag & 7) {
     case 0:
-      if (!TakeVarint(rest)) return std::nullopt;
+      if (auto value = TakeVarint(rest)) field.number_value = *value;
+      else return std::nullopt;
       break;
     case 1: size = 8; break;
     case 2:
@@ -73,7 +89,121 @@ bool Keep(std::string_view key) {
   return false;
 }
 
+void PutVarint(uint64_t value, std::string* out) {
+  for (; value >= 0x80; value >>= 7) out->push_back(static_cast<char>(value | 0x80));
+  out->push_back(static_cast<char>(value));
+}
+
+void PutNumber(int field, uint64_t value, std::string* out) {
+  PutVarint(field << 3, out);
+  PutVarint(value, out);
+}
+
+void PutMessage(int field, std::string_view body, std::string* out) {
+  PutVarint(field << 3 | 2, out);
+  PutVarint(body.size(), out);
+  out->append(body);
+}
+
+// One replica of one partition, on the inner client's first device.
+std::string FirstDevice() {
+  std::string devices, assignment;
+  PutNumber(kReplicaDeviceIds, 0, &devices);
+  PutNumber(kReplicaCount, 1, &assignment);
+  PutNumber(kComputationCount, 1, &assignment);
+  PutMessage(kComputationDevices, devices, &assignment);
+  return assignment;
+}
+
+// The ids of an assignment, partition by partition.
+void ReadAssignment(std::string_view assignment, std::vector<int64_t>* devices) {
+  while (auto field = TakeField(&assignment)) {
+    if (field->number != kComputationDevices) continue;
+    std::string_view partition = field->body;
+    while (auto ids = TakeField(&partition)) {
+      if (ids->number != kReplicaDeviceIds) continue;
+      if (ids->body.empty()) devices->push_back(ids->number_value);  // each by itself, or packed
+      for (std::string_view packed = ids->body; !packed.empty();) {
+        auto id = TakeVarint(&packed);
+        if (!id) return;
+        devices->push_back(*id);
+      }
+    }
+  }
+}
+
+// Replaces what says where a program runs; the rest stays.
+std::string Relocate(std::string_view build_options, Placement* placement) {
+  std::string kept;
+  while (auto field = TakeField(&build_options)) {
+    switch (field->number) {
+      case kNumReplicas: placement->replicas = field->number_value; break;
+      case kNumPartitions: placement->partitions = field->number_value; break;
+      case kDeviceAssignment: ReadAssignment(field->body, &placement->devices); break;
+      default: kept += field->whole;
+    }
+  }
+  PutNumber(kNumReplicas, 1, &kept);
+  PutNumber(kNumPartitions, 1, &kept);
+  PutMessage(kDeviceAssignment, FirstDevice(), &kept);
+  return kept;
+}
+
+PJRT_Error* CheckPlacement(Placement* placement) {
+  const World& world = GetWorld();
+  auto& [replicas, partitions, devices] = *placement;
+  const int64_t wanted = std::max<int64_t>(replicas, 1) * std::max<int64_t>(partitions, 1);
+  if (wanted == 1) {
+    if (devices.empty()) devices = {world.rank};
+    if (devices[0] == world.rank) return nullptr;
+    return InvalidArgument("a program for device " + std::to_string(devices[0]) + " was handed to rank " +
+                           std::to_string(world.rank) + ", which drives device " + std::to_string(world.rank));
+  }
+  if (wanted != world.size || (replicas > 1 && partitions > 1)) {
+    return Unimplemented("a program of " + std::to_string(replicas) + " replica(s) and " + std::to_string(partitions) +
+                         " partition(s) in a mesh of " + std::to_string(world.size) +
+                         " processes: it must have one replica, or else one partition, for each");
+  }
+  if (devices.empty()) {
+    for (int64_t id = 0; id < wanted; ++id) devices.push_back(id);
+  }
+  std::vector<int64_t> sorted = devices;
+  std::sort(sorted.begin(), sorted.end());
+  for (int64_t id = 0; id < wanted; ++id) {
+    if (static_cast<int64_t>(sorted.size()) != wanted || sorted[id] != id) {
+      return InvalidArgument("the program's device assignment does not name each of the " + std::to_string(wanted) +
+                             " devices once");
+    }
+  }
+  return nullptr;
+}
+
 }  // namespace
+
+std::string Placement::Text() const {
+  std::string text = std::to_string(replicas) + " " + std::to_string(partitions);
+  for (int64_t device : devices) text += " " + std::to_string(device);
+  return text;
+}
+
+PJRT_Error* PlaceOnOwnDevice(std::string* options, Placement* placement) {
+  std::string placed;
+  bool found = false;
+  std::string_view rest = *options;
+  while (!rest.empty()) {
+    auto field = TakeField(&rest);
+    if (!field) return InvalidArgument("the compile options are not a CompileOptionsProto");
+    if (field->number != kExecutableBuildOptions) {
+      placed += field->whole;
+    } else {
+      found = true;
+      PutMessage(kExecutableBuildOptions, Relocate(field->body, placement), &placed);
+    }
+  }
+  if (!found) PutMessage(kExecutableBuildOptions, Relocate({}, placement), &placed);
+  *options = std::move(placed);
+  return CheckPlacement(placement);
+}
 
 std::string FilterCompileOptions(std::string_view serialized) {
   std::string kept;

@@ -80,6 +80,7 @@ Loaded Load() {
     else if (key == "log_level") config.log_level = value;
     else if (key == "chips") config.chips = atoll(value.c_str());
     else if (key == "memory_bytes") config.memory_bytes = atoll(value.c_str());
+    else if (key == "collective_timeout") config.collective_timeout = atoll(value.c_str());
     else if (key == "stablehlo_version") config.stablehlo_version = Numbers(value);
     else if (key == "python") config.python = value;
   }

@@ -17,6 +17,7 @@ struct Config {
   std::string python;             // the interpreter that runs the compile service
   int64_t chips = 1;              // devices that this process drives
   int64_t memory_bytes = 0;       // of one chip
+  int64_t collective_timeout = 120;  // seconds that a rank waits for the others
   std::vector<int64_t> stablehlo_version;
   std::string text;               // all of the above as it was read
 

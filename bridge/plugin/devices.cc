@@ -66,9 +66,16 @@ PJRT_Error* DeviceAttributes(PJRT_Device_GetAttributes_Args* args) {
   return nullptr;
 }
 
+PJRT_Error* IsAddressable(PJRT_Device_IsAddressable_Args* args) {
+  args->is_addressable = ChipOfDevice(args->device) >= 0;
+  return nullptr;
+}
+
+PJRT_Error* NotOurs() { return InvalidArgument("the device belongs to no live client of this process"); }
+
 PJRT_Error* MemoryStats(PJRT_Device_MemoryStats_Args* args) {
   int chip = ChipOfDevice(args->device);
-  if (chip < 0) return InvalidArgument("the device belongs to no live client");
+  if (chip < 0) return NotOurs();
   const Usage usage = MemoryOf(chip).Read();
   args->bytes_in_use = usage.in_use;
   auto set = [](int64_t value, int64_t* field, bool* is_set) {
@@ -98,7 +105,7 @@ PJRT_Error* MemoryStats(PJRT_Device_MemoryStats_Args* args) {
 
 PJRT_Error* ClearMemoryStats(PJRT_Device_ClearMemoryStats_Args* args) {
   int chip = ChipOfDevice(args->device);
-  if (chip < 0) return InvalidArgument("the device belongs to no live client");
+  if (chip < 0) return NotOurs();
   MemoryOf(chip).ResetPeak();
   return nullptr;
 }
@@ -114,6 +121,7 @@ void InstallDevices(PJRT_Api* api) {
   SetFunction(api, Slot::DeviceDescription_DebugString, DebugString);
   SetFunction(api, Slot::DeviceDescription_ToString, ToString);
   SetFunction(api, Slot::Device_GetAttributes, DeviceAttributes);
+  SetFunction(api, Slot::Device_IsAddressable, IsAddressable);
   SetFunction(api, Slot::Device_MemoryStats, MemoryStats);
   SetFunction(api, Slot::Device_ClearMemoryStats, ClearMemoryStats);
 }

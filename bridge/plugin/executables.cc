@@ -8,6 +8,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "collectives_order.h"
 #include "compile_options.h"
 #include "config.h"
 #include "errors.h"
@@ -158,7 +159,9 @@ PJRT_Error* Execute(PJRT_LoadedExecutable_Execute_Args* args) {
   if (info == nullptr) return InvalidArgument("the program was not compiled or loaded by this plugin");
   std::vector<Taken> taken;
   PJRT_Error* error = Take(*info, *args, &taken);
-  if (error == nullptr) error = CallInner(Slot::LoadedExecutable_Execute, args);
+  if (error == nullptr) {
+    error = info->collectives > 0 ? ExecuteInOrder(args) : CallInner(Slot::LoadedExecutable_Execute, args);
+  }
   if (error != nullptr) {
     for (const Taken& one : taken) MemoryOf(one.chip).Release(one.bytes);
     return error;
@@ -193,7 +196,8 @@ PJRT_Error* DestroyExecutable(PJRT_Executable_Destroy_Args* args) {
   return CallInner(Slot::Executable_Destroy, args);
 }
 
-// stamp: "TTPU", then the fingerprint and the donated parameters, each with its count before it.
+// stamp: "TTPU", then the fingerprint and the donated parameters, each with its count before it, and the
+// number of collectives.
 constexpr char kMagic[4] = {'T', 'T', 'P', 'U'};
 
 std::string Stamp(const ProgramInfo& info) {
@@ -203,6 +207,7 @@ std::string Stamp(const ProgramInfo& info) {
   stamp += GetConfig().fingerprint;
   put(info.donated.size());
   for (int parameter : info.donated) put(parameter);
+  put(info.collectives);
   return stamp;
 }
 
@@ -212,7 +217,7 @@ PJRT_Error* Foreign() {
 }
 
 // Takes the stamp off `bytes`; an error where it is not the one that this plugin puts on.
-PJRT_Error* TakeStamp(std::string_view* bytes, std::vector<int>* donated) {
+PJRT_Error* TakeStamp(std::string_view* bytes, std::vector<int>* donated, int* collectives) {
   auto take = [&](void* out, size_t size) {
     if (bytes->size() < size) return false;
     memcpy(out, bytes->data(), size);
@@ -231,7 +236,7 @@ PJRT_Error* TakeStamp(std::string_view* bytes, std::vector<int>* donated) {
     take(&parameter, sizeof parameter);
     donated->push_back(static_cast<int>(parameter));
   }
-  return nullptr;
+  return take(collectives, sizeof *collectives) ? nullptr : Foreign();
 }
 
 // What the inner plugin makes of a program that it has compiled itself.
@@ -265,11 +270,16 @@ PJRT_Error* Serialize(PJRT_Executable_Serialize_Args* args) {
 PJRT_Error* DeserializeAndLoad(PJRT_Executable_DeserializeAndLoad_Args* args) {
   std::string_view bytes = View(args->serialized_executable, args->serialized_executable_size);
   std::vector<int> donated;
-  if (PJRT_Error* error = TakeStamp(&bytes, &donated)) return error;
+  int collectives = 0;
+  if (PJRT_Error* error = TakeStamp(&bytes, &donated, &collectives)) return error;
   auto inner = *args;
   std::string options =
       FilterCompileOptions(View(args->overridden_serialized_compile_options,
                                 args->overridden_serialized_compile_options_size));
+  if (GetWorld().spread() && GetConfig().emulated() && args->overridden_serialized_compile_options != nullptr) {
+    Placement placement;
+    if (PJRT_Error* error = PlaceOnOwnDevice(&options, &placement)) return error;
+  }
   inner.serialized_executable = const_cast<char*>(bytes.data());
   inner.serialized_executable_size = bytes.size();
   if (args->overridden_serialized_compile_options != nullptr) {
@@ -278,17 +288,18 @@ PJRT_Error* DeserializeAndLoad(PJRT_Executable_DeserializeAndLoad_Args* args) {
   }
   if (PJRT_Error* error = CallInner(Slot::Executable_DeserializeAndLoad, &inner)) return error;
   args->loaded_executable = inner.loaded_executable;
-  return RegisterProgram(inner.loaded_executable, std::move(donated), std::string(bytes));
+  return RegisterProgram(inner.loaded_executable, std::move(donated), collectives, std::string(bytes));
 }
 
 }  // namespace
 
-PJRT_Error* RegisterProgram(void* loaded, std::vector<int> donated, std::string serialized) {
+PJRT_Error* RegisterProgram(void* loaded, std::vector<int> donated, int collectives, std::string serialized) {
   auto get = MakeArgs<PJRT_LoadedExecutable_GetExecutable_Args>();
   get.loaded_executable = loaded;
   if (PJRT_Error* error = CallInner(Slot::LoadedExecutable_GetExecutable, &get)) return error;
   auto info = std::make_shared<ProgramInfo>();
   info->donated = std::move(donated);
+  info->collectives = collectives;
   info->serialized = std::move(serialized);
   info->chips = ChipsOf(loaded);
   PJRT_Error* error = OutputSizes(get.executable, info.get());

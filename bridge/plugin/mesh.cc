@@ -1,7 +1,11 @@
 // Keeps what is known of each client's devices: which chip each is, where it
-// sits in the box of chips, and which memory is its own.
+// sits in the box of chips, which process drives it and which memory is its own.
 #include "mesh.h"
 
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cstdio>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -12,16 +16,31 @@
 namespace tt {
 namespace {
 
+struct KnownClient {
+  std::unique_ptr<Topology> topology;
+  ClientDevices devices;
+};
+
+struct KnownDevice {
+  int chip;  // of this process, or -1
+  Description* description;
+};
+
 struct Registry {
   std::shared_mutex mutex;
-  std::unordered_map<const void*, std::unique_ptr<Topology>> topologies;  // by client
-  std::unordered_map<const void*, std::pair<int, Description*>> devices;
+  std::unordered_map<const void*, KnownClient> clients;
+  std::unordered_map<const void*, KnownDevice> devices;
   std::unordered_map<const void*, int> memories;
 };
 
 Registry& GetRegistry() {
   static Registry* registry = new Registry;
   return *registry;
+}
+
+World& MutableWorld() {
+  static World* world = new World;
+  return *world;
 }
 
 PJRT_NamedValue Named(const char* name) {
@@ -63,7 +82,86 @@ const void* DefaultMemory(void* device) {
   return args.memory;
 }
 
+void AppendMemories(void* device, std::vector<void*>* memories) {
+  auto args = MakeArgs<PJRT_Device_AddressableMemories_Args>();
+  args.device = device;
+  if (PJRT_Error* error = CallInner(Slot::Device_AddressableMemories, &args)) {
+    TakeMessage(error);
+    return;
+  }
+  auto** first = reinterpret_cast<void**>(const_cast<void*>(static_cast<const void*>(args.memories)));
+  memories->insert(memories->end(), first, first + args.num_memories);
+}
+
+std::string Variable(const char* name) {
+  const char* value = getenv(name);
+  return value != nullptr ? value : "";
+}
+
+// A whole number from an environment variable; an error names it, its value and what it must be.
+PJRT_Error* ReadNumber(const char* name, int least, int most, int* number) {
+  std::string text = Variable(name);
+  char* end = nullptr;
+  long value = strtol(text.c_str(), &end, 10);
+  if (text.empty() || *end != '\0' || value < least || value > most) {
+    return InvalidArgument(std::string(name) + "='" + text + "' is not a whole number from " + std::to_string(least) +
+                           " to " + std::to_string(most) + ": start the processes with torchrun or tt-tpu run");
+  }
+  *number = static_cast<int>(value);
+  return nullptr;
+}
+
+// The box of chips that the launcher chose ("2,2,1"), or a row of them.
+Bounds ReadBounds(int size) {
+  Bounds bounds{1, 1, 1};
+  std::string text = Variable("TORCH_TPU_TOPOLOGY");
+  int read = sscanf(text.c_str(), "%d%*[,x]%d%*[,x]%d", &bounds[0], &bounds[1], &bounds[2]);
+  bool fits = read >= 1 && static_cast<int64_t>(bounds[0]) * bounds[1] * bounds[2] == size;
+  return fits ? bounds : Bounds{size, 1, 1};
+}
+
+// What only the processes of one launch have in common, as a hash (FNV-1a).
+std::string Job() {
+  std::string text = std::to_string(getuid());
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}) {
+    text += "\n" + Variable(name);
+  }
+  uint64_t hash = 14695981039346656037u;
+  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
+  char digits[17];
+  snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
+  return digits;
+}
+
 }  // namespace
+
+PJRT_Error* ReadWorld() {
+  World world;
+  if (Variable("WORLD_SIZE").empty() || Variable("RANK").empty()) {
+    MutableWorld() = world;
+    return nullptr;
+  }
+  if (PJRT_Error* error = ReadNumber("WORLD_SIZE", 1, 4096, &world.size)) return error;
+  if (PJRT_Error* error = ReadNumber("RANK", 0, world.size - 1, &world.rank)) return error;
+  int on_this_host = world.size;
+  if (!Variable("LOCAL_WORLD_SIZE").empty()) {
+    if (PJRT_Error* error = ReadNumber("LOCAL_WORLD_SIZE", 1, world.size, &on_this_host)) return error;
+  }
+  if (on_this_host != world.size) {
+    return Unimplemented("WORLD_SIZE=" + std::to_string(world.size) + " with LOCAL_WORLD_SIZE=" +
+                         std::to_string(on_this_host) + ": emulated chips of more than one host cannot be joined yet");
+  }
+  if (world.spread() && GetConfig().chips > 1) {
+    return InvalidArgument("TT_TPU_EMULATED_CHIPS=" + std::to_string(GetConfig().chips) + " beside WORLD_SIZE=" +
+                           std::to_string(world.size) + ": in a mesh each process drives one chip; unset it");
+  }
+  world.bounds = ReadBounds(world.size);
+  world.job = Job();
+  MutableWorld() = world;
+  return nullptr;
+}
+
+const World& GetWorld() { return MutableWorld(); }
 
 Description::Description(int id, int process, Bounds coords, void* inner)
     : id(id), process(process), coords(coords), inner(inner), coords64(coords.begin(), coords.end()) {
@@ -83,11 +181,11 @@ Description::Description(int id, int process, Bounds coords, void* inner)
   attributes.push_back(cores);
 }
 
-Topology::Topology(Bounds bounds, void* inner, const std::vector<void*>& inner_descriptions)
-    : bounds(bounds), inner(inner) {
+Topology::Topology(Bounds bounds, bool spread, void* inner, const std::vector<void*>& inner_descriptions)
+    : bounds(bounds), spread(spread), inner(inner) {
   for (int id = 0; id < chips(); ++id) {
     void* description = id < static_cast<int>(inner_descriptions.size()) ? inner_descriptions[id] : nullptr;
-    descriptions.push_back(std::make_unique<Description>(id, 0, Coords(id), description));
+    descriptions.push_back(std::make_unique<Description>(id, spread ? id : 0, Coords(id), description));
     pointers.push_back(descriptions.back().get());
   }
 }
@@ -102,43 +200,60 @@ std::string Topology::Name() const {
   return std::to_string(bounds[0]) + "x" + std::to_string(bounds[1]) + "x" + std::to_string(bounds[2]);
 }
 
-void RegisterClient(void* client, const std::vector<void*>& devices) {
+void RegisterClient(void* client, const std::vector<void*>& inner_devices) {
+  const World& world = GetWorld();
+  const int count = static_cast<int>(inner_devices.size());
+  KnownClient known;
+  auto& [all, own, memories] = known.devices;
+  // Turned round so that this process's device, the inner client's first, has its rank as id.
+  for (int id = 0; id < count; ++id) {
+    all.push_back(inner_devices[world.spread() ? (id - world.rank + count) % count : id]);
+  }
+  own = world.spread() ? std::vector<void*>{inner_devices.front()} : all;
+  for (void* device : own) AppendMemories(device, &memories);
   std::vector<void*> inner;
-  for (void* device : devices) inner.push_back(InnerDescription(device));
-  auto topology =
-      std::make_unique<Topology>(Bounds{static_cast<int32_t>(devices.size()), 1, 1}, InnerTopology(client), inner);
+  for (void* device : all) inner.push_back(InnerDescription(device));
+  Bounds bounds = world.spread() ? world.bounds : Bounds{count, 1, 1};
+  known.topology = std::make_unique<Topology>(bounds, world.spread(), InnerTopology(client), inner);
   Registry& registry = GetRegistry();
   std::unique_lock lock(registry.mutex);
-  for (size_t chip = 0; chip < devices.size(); ++chip) {
-    registry.devices[devices[chip]] = {static_cast<int>(chip), topology->descriptions[chip].get()};
-    registry.memories[DefaultMemory(devices[chip])] = static_cast<int>(chip);
+  for (int id = 0; id < count; ++id) {
+    void* device = all[id];
+    int chip = !world.spread() ? id : id == world.rank ? 0 : -1;
+    registry.devices[device] = {chip, known.topology->descriptions[id].get()};
+    registry.memories[DefaultMemory(device)] = chip;
   }
-  registry.topologies[client] = std::move(topology);
+  registry.clients[client] = std::move(known);
 }
 
 void ForgetClient(void* client) {
   Registry& registry = GetRegistry();
   std::unique_lock lock(registry.mutex);
-  auto found = registry.topologies.find(client);
-  if (found == registry.topologies.end()) return;
-  std::erase_if(registry.devices, [&](const auto& entry) {
-    return found->second->descriptions[entry.second.first].get() == entry.second.second;
-  });
-  registry.topologies.erase(found);
+  auto found = registry.clients.find(client);
+  if (found == registry.clients.end()) return;
+  for (void* device : found->second.devices.all) registry.devices.erase(device);
+  registry.clients.erase(found);
 }
 
 Topology* ClientTopology(void* client) {
   Registry& registry = GetRegistry();
   std::shared_lock lock(registry.mutex);
-  auto found = registry.topologies.find(client);
-  return found == registry.topologies.end() ? nullptr : found->second.get();
+  auto found = registry.clients.find(client);
+  return found == registry.clients.end() ? nullptr : found->second.topology.get();
+}
+
+const ClientDevices* DevicesOfClient(const void* client) {
+  Registry& registry = GetRegistry();
+  std::shared_lock lock(registry.mutex);
+  auto found = registry.clients.find(client);
+  return found == registry.clients.end() ? nullptr : &found->second.devices;
 }
 
 int ChipOfDevice(const void* device) {
   Registry& registry = GetRegistry();
   std::shared_lock lock(registry.mutex);
   auto found = registry.devices.find(device);
-  return found == registry.devices.end() ? -1 : found->second.first;
+  return found == registry.devices.end() ? -1 : found->second.chip;
 }
 
 int ChipOfMemory(const void* memory) {
@@ -152,7 +267,7 @@ Description* DescriptionOfDevice(const void* device) {
   Registry& registry = GetRegistry();
   std::shared_lock lock(registry.mutex);
   auto found = registry.devices.find(device);
-  return found == registry.devices.end() ? nullptr : found->second.second;
+  return found == registry.devices.end() ? nullptr : found->second.description;
 }
 
 }  // namespace tt

@@ -1,4 +1,4 @@
-// The chips as the framework sees them: ids, coordinates, descriptions.
+// The chips as the framework sees them: ids, coordinates, descriptions; and which of them is this process's own.
 #pragma once
 
 #include <array>
@@ -11,6 +11,21 @@
 namespace tt {
 
 using Bounds = std::array<int32_t, 3>;
+
+// This process among those of one mesh, each of which drives one chip.
+struct World {
+  int rank = 0;
+  int size = 1;
+  Bounds bounds{1, 1, 1};  // the box that the chips fill
+  std::string job;         // 16 digits, the same in every process of the mesh and in no other mesh's
+
+  bool spread() const { return size > 1; }
+};
+
+// Learns the world from the launcher's variables (RANK, WORLD_SIZE and so on): when a client is made
+// and not before, since spawned processes get their rank after the plugin was loaded.
+PJRT_Error* ReadWorld();
+const World& GetWorld();
 
 // What a PJRT_DeviceDescription* of ours points to.
 struct Description {
@@ -28,24 +43,38 @@ struct Description {
 
 // What a PJRT_TopologyDescription* of ours points to: a hole-free box of chips.
 struct Topology {
-  Topology(Bounds bounds, void* inner, const std::vector<void*>& inner_descriptions);
+  // `spread`: each chip has a process of its own.
+  Topology(Bounds bounds, bool spread, void* inner, const std::vector<void*>& inner_descriptions);
 
   Bounds bounds;
+  bool spread;
   void* inner;  // the inner plugin's topology, or null where it was made by name
   std::vector<std::unique_ptr<Description>> descriptions;
   std::vector<void*> pointers;
 
   int chips() const { return bounds[0] * bounds[1] * bounds[2]; }
+  int processes() const { return spread ? chips() : 1; }
+  int chips_per_process() const { return spread ? 1 : chips(); }
   Bounds Coords(int id) const;
   int Id(const int32_t* coords) const;
   std::string Name() const;  // "2x2x1"
 };
 
-// The devices of this process, numbered as the inner client lists them.
-void RegisterClient(void* client, const std::vector<void*>& devices);
+struct ClientDevices {
+  std::vector<void*> all;       // by id
+  std::vector<void*> own;       // those that this process drives
+  std::vector<void*> memories;  // of its own devices
+};
+
+// The devices of a client, as the inner client lists them. In a mesh of processes the inner
+// client has one for each chip too: its first is this process's own, whatever the rank is (so that
+// a compiled program fits every rank), and the others stand for chips that other processes drive.
+void RegisterClient(void* client, const std::vector<void*>& inner_devices);
 void ForgetClient(void* client);
 Topology* ClientTopology(void* client);
-// The chip that a PJRT_Device* or a PJRT_Memory* (of device memory) belongs to; -1 for host memory.
+const ClientDevices* DevicesOfClient(const void* client);  // null when it is not alive
+// The chip of this process that a PJRT_Device* or a PJRT_Memory* (of device memory) belongs to; -1 for
+// host memory, and for chips of other processes.
 int ChipOfDevice(const void* device);
 int ChipOfMemory(const void* memory);
 Description* DescriptionOfDevice(const void* device);

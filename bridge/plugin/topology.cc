@@ -29,7 +29,7 @@ PJRT_Error* Parse(const std::string& text, Topology** topology) {
     if (match[i + 1].matched) bounds[i] = std::stoi(match[i + 1]);
     if (bounds[i] < 1) return InvalidArgument("topology bounds '" + text + "' hold a 0");
   }
-  *topology = new Topology(bounds, nullptr, {});
+  *topology = new Topology(bounds, false, nullptr, {});
   return nullptr;
 }
 
@@ -125,7 +125,7 @@ PJRT_Error* CompileWithoutClient(PJRT_Compile_Args*) {
   return Unimplemented("PJRT_Compile without a client is not supported: compile through PJRT_Client_Compile");
 }
 
-// ---- The TPU topology extension. One process drives all chips of a topology.
+// ---- The TPU topology extension. One process drives all chips of a topology, or each its own.
 
 template <class Args, auto field>
 PJRT_Error* Chips(Args* args) {
@@ -158,35 +158,54 @@ PJRT_Error* CheckChip(const Topology& topology, int chip) {
                          std::to_string(topology.chips()));
 }
 
-PJRT_Error* ProcessIds(PJRT_TpuTopology_ProcessIds_Args* args) {
-  if (args->max_process_ids < 1) return InvalidArgument("no room for a process id");
-  static_cast<int32_t*>(args->process_ids)[0] = 0;
-  args->num_process_ids = 1;
+template <class Args, auto field>
+PJRT_Error* Processes(Args* args) {
+  args->*field = Of(args->topology).processes();
   return nullptr;
+}
+
+template <class Args, auto field>
+PJRT_Error* ChipsPerProcess(Args* args) {
+  args->*field = Of(args->topology).chips_per_process();
+  return nullptr;
+}
+
+PJRT_Error* Count(int first, int count, int room, void* out) {
+  if (room < count) return InvalidArgument("room for " + std::to_string(room) + " ids, " + std::to_string(count) + " are needed");
+  for (int i = 0; i < count; ++i) static_cast<int32_t*>(out)[i] = first + i;
+  return nullptr;
+}
+
+PJRT_Error* ProcessIds(PJRT_TpuTopology_ProcessIds_Args* args) {
+  args->num_process_ids = Of(args->topology).processes();
+  return Count(0, args->num_process_ids, args->max_process_ids, args->process_ids);
 }
 
 PJRT_Error* DeviceIds(PJRT_TpuTopology_LogiDeviceIdsOnProcess_Args* args) {
-  int chips = Of(args->topology).chips();
-  if (args->max_logical_device_ids < chips) return InvalidArgument("no room for " + std::to_string(chips) + " ids");
-  for (int i = 0; i < chips; ++i) static_cast<int32_t*>(args->logical_device_of_default_type_ids)[i] = i;
-  args->num_logical_device_ids = chips;
-  return nullptr;
+  const Topology& topology = Of(args->topology);
+  args->num_logical_device_ids = topology.chips_per_process();
+  return Count(topology.spread ? args->process_id : 0, args->num_logical_device_ids, args->max_logical_device_ids,
+               args->logical_device_of_default_type_ids);
 }
 
 PJRT_Error* ProcessOfChip(PJRT_TpuTopology_ProcIdAndIdxOnProcForChip_Args* args) {
-  args->process_id = 0;
-  args->index_on_process = args->chip_id;
-  return CheckChip(Of(args->topology), args->chip_id);
+  const Topology& topology = Of(args->topology);
+  args->process_id = topology.spread ? args->chip_id : 0;
+  args->index_on_process = topology.spread ? 0 : args->chip_id;
+  return CheckChip(topology, args->chip_id);
 }
 
 PJRT_Error* ProcessOfDevice(PJRT_TpuTopology_ProcIdAndIdxOnProcForLogiDevice_Args* args) {
-  args->process_id = 0;
-  args->index_on_process = args->device_id;
-  return CheckChip(Of(args->topology), args->device_id);
+  const Topology& topology = Of(args->topology);
+  args->process_id = topology.spread ? args->device_id : 0;
+  args->index_on_process = topology.spread ? 0 : args->device_id;
+  return CheckChip(topology, args->device_id);
 }
 
 PJRT_Error* ProcessCoord(PJRT_TpuTopology_ProcessCoordFromId_Args* args) {
-  return Copy({0, 0, 0}, args->coords, args->coords_max_dims, &args->coords_num_dims);
+  const Topology& topology = Of(args->topology);
+  Bounds at = topology.spread ? topology.Coords(args->process_id) : Bounds{0, 0, 0};
+  return Copy(at, args->coords, args->coords_max_dims, &args->coords_num_dims);
 }
 
 PJRT_Error* ChipAt(const Topology& topology, const void* coords, size_t dims, int32_t* id) {
@@ -218,8 +237,9 @@ PJRT_Error* CoordOfDevice(PJRT_TpuTopology_ChipCoordAndIdxForLogiDevice_Args* ar
 }
 
 PJRT_Error* ProcessChipBounds(PJRT_TpuTopology_ChipsPerProcessBounds_Args* args) {
-  return Copy(Of(args->topology).bounds, args->chip_per_process_bounds, args->chip_per_process_bounds_max_dims,
-              &args->chip_per_process_bounds_num_dims);
+  const Topology& topology = Of(args->topology);
+  return Copy(topology.spread ? Bounds{1, 1, 1} : topology.bounds, args->chip_per_process_bounds,
+              args->chip_per_process_bounds_max_dims, &args->chip_per_process_bounds_num_dims);
 }
 
 PJRT_Error* ChipBounds(PJRT_TpuTopology_ChipBounds_Args* args) {
@@ -227,7 +247,8 @@ PJRT_Error* ChipBounds(PJRT_TpuTopology_ChipBounds_Args* args) {
 }
 
 PJRT_Error* ProcessBounds(PJRT_TpuTopology_ProcessBounds_Args* args) {
-  return Copy({1, 1, 1}, args->process_bounds, args->process_bounds_max_dims, &args->process_bounds_num_dims);
+  const Topology& topology = Of(args->topology);
+  return Copy(topology.spread ? topology.bounds : Bounds{1, 1, 1}, args->process_bounds, args->process_bounds_max_dims, &args->process_bounds_num_dims);
 }
 
 PJRT_Error* NotHere(void*) {
@@ -302,17 +323,18 @@ PJRT_Extension_Base* TpuTopologyExtension() {
   e.is_enhanced_barrier_enabled = TOPOLOGY_FIELD(No, IsEnhancedBarrierEnabled, is_enhanced_barrier_enabled);
   e.has_limited_ici_connectivity = TOPOLOGY_FIELD(No, HasLimitedIciConnectivity, has_limited_ici_connectivity);
   e.is_reachable_over_limited_ici = TOPOLOGY_FIELD(No, IsReachableOverLimitedIci, is_reachable_over_limited_ici);
-  e.process_count = TOPOLOGY_FIELD(One, ProcessCount, process_count);
-  e.chips_per_process = TOPOLOGY_FIELD(Chips, ChipsPerProcess, chips_per_process);
+  e.process_count = TOPOLOGY_FIELD(Processes, ProcessCount, process_count);
+  e.chips_per_process = TOPOLOGY_FIELD(ChipsPerProcess, ChipsPerProcess, chips_per_process);
   e.core_count_per_chip = TOPOLOGY_FIELD(One, CoreCountPerChip, core_count_of_default_type_per_chip);
   e.chip_count = TOPOLOGY_FIELD(Chips, ChipCount, chip_count);
   e.core_count = TOPOLOGY_FIELD(Chips, CoreCount, core_count_of_default_type);
   e.logical_device_count_per_process =
-      TOPOLOGY_FIELD(Chips, LogiDeviceCountPerProcess, logical_device_count_of_default_type_per_process);
+      TOPOLOGY_FIELD(ChipsPerProcess, LogiDeviceCountPerProcess, logical_device_count_of_default_type_per_process);
   e.logical_device_count = TOPOLOGY_FIELD(Chips, LogiDeviceCount, logical_device_count_of_default_type);
   e.logical_device_count_per_chip =
       TOPOLOGY_FIELD(One, LogiDeviceCountPerChip, logical_device_count_of_default_type_per_chip);
-  e.core_count_per_process = TOPOLOGY_FIELD(Chips, CoreCountPerProcess, core_count_of_default_type_per_process);
+  e.core_count_per_process =
+      TOPOLOGY_FIELD(ChipsPerProcess, CoreCountPerProcess, core_count_of_default_type_per_process);
   e.process_ids = Untyped(ProcessIds);
   e.logical_device_ids_on_process = Untyped(DeviceIds);
   e.proc_id_and_idx_on_proc_for_chip = Untyped(ProcessOfChip);

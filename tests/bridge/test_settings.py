@@ -36,6 +36,12 @@ def test_every_field_can_be_set():
         "TT_TPU_CACHE_DIR": "/c",
         "TT_TPU_LOG": "debug",
         "TT_TPU_PALLAS": "error",
+        "TT_TPU_COLLECTIVE_TIMEOUT": "7",
+        "LIBTT_SYMMETRIC_DRAM_MB": "64",
+        "TT_VISIBLE_DEVICES": "3",
+        "TT_MESH_GRAPH_DESC_PATH": "/e.textproto",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
         "TT_METAL_MOCK_CLUSTER_DESC_PATH": "/d.yaml",
     }
     settings, default = load(given), load({})

@@ -10,6 +10,7 @@ struct FfiHandler {
   void* handler;  // XLA_FFI_Handler*
 };
 
+std::vector<FfiHandler> CollectiveHandlers();  // collectives.cc
 FfiHandler LuDecompositionHandler();  // lu.cc
 FfiHandler MatmulHandler();           // matmul.cc
 std::vector<FfiHandler> PagedAttentionHandlers();  // attention.cc

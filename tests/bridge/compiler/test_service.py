@@ -21,7 +21,7 @@ from service_client import DOUBLE, ONE_DEVICE, ServiceClient, unary
 # XLA checks that there is at least one replica, and aborts the process when there is none.
 CRASHING_OPTIONS = b""
 COLLECTIVE = unary(
-    "%r = \"stablehlo.all_gather\"(%x) <{all_gather_dim = 0 : i64, replica_groups = dense<0> : tensor<1x1xi64>}>"
+    "%r = \"stablehlo.collective_broadcast\"(%x) <{replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>}>"
     " : (tensor<4xf32>) -> tensor<4xf32>"
 )
 
@@ -46,7 +46,7 @@ def test_compile_returns_an_executable_and_its_metadata(service):
     """A program comes back as the inner plugin's serialized executable with the module's name."""
     kind, (executable, metadata) = service.compile(DOUBLE)
     assert kind == Kind.EXECUTABLE and len(executable) > 100
-    assert json.loads(metadata) == {"donated": [], "name": "program"}
+    assert json.loads(metadata) == {"donated": [], "name": "program", "collectives": 0}
 
 
 def test_metadata_lists_donated_parameters(service):
@@ -170,7 +170,7 @@ def test_a_client_that_leaves_does_not_hold_a_worker(service):
 def test_a_refused_program_is_an_error_with_its_name(service):
     """A collective on a single chip is UNIMPLEMENTED, and the worker goes on."""
     code, message = error(service.compile(COLLECTIVE))
-    assert code == Code.UNIMPLEMENTED and "all_gather" in message and "tensor<4xf32>" in message
+    assert code == Code.UNIMPLEMENTED and "collective_broadcast" in message and "tensor<4xf32>" in message
     assert service.compile(DOUBLE)[0] == Kind.EXECUTABLE
     assert stats(service)["workers_restarted"] == 0
 

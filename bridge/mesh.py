@@ -1,0 +1,93 @@
+"""A process's place in a mesh of chips, as torch_tpu and libtt want to be told.
+
+Launchers set RANK and WORLD_SIZE; here is found what else a process needs, from the board and the
+number of processes. What the user has set is kept, and checked.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import mesh_descriptors
+from bridge.backend import Backend
+from bridge.errors import MeshError
+from bridge.settings import Launched, Settings
+
+_DEFAULT_MASTER = ("127.0.0.1", 29500)
+
+
+def environment(settings: Settings, backend: Backend, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables that are missing in `environ` for this process to take part in its mesh.
+
+    Raises:
+        MeshError: no mesh has so many chips, or a variable that the user set does not fit.
+    """
+    launched = settings.launched
+    if launched is None:
+        wanted = _placeholders()
+    else:
+        mesh = choose(settings, backend, launched.world_size, launched.world_size // launched.local_world_size)
+        wanted = _for_torch_tpu(launched, mesh)
+        if backend.name == "libtt":
+            wanted |= _for_libtt(settings, launched, mesh, backend)
+    return {name: value for name, value in wanted.items() if not environ.get(name)}
+
+
+def choose(settings: Settings, backend: Backend, chips: int, hosts: int = 1) -> mesh_descriptors.Mesh:
+    """The mesh of `chips` chips on `hosts` hosts: the user's own, or one of this board's.
+
+    Raises:
+        MeshError: there is none, or the user's own has another number of chips.
+    """
+    try:
+        if settings.mesh_graph is None:
+            return mesh_descriptors.select(backend.chips[0].board, chips, hosts)
+        mesh = mesh_descriptors.load(settings.mesh_graph)
+    except mesh_descriptors.MeshError as error:
+        raise MeshError(f"a mesh for WORLD_SIZE={chips}: {error}") from None
+    if mesh.chips != chips:
+        raise MeshError(
+            f"TT_MESH_GRAPH_DESC_PATH={settings.mesh_graph} describes {mesh.chips} chips, there are {chips} processes: "
+            "start one for each chip, or unset it"
+        )
+    return mesh
+
+
+def _placeholders() -> dict[str, str]:
+    """For a process that learns its rank later (torch.multiprocessing.spawn): torch_tpu wants them to be set, and
+    nothing else reads them."""
+    return {"TORCH_TPU_SLICEBUILDER_ADDRESSES": "localhost:1", "TORCH_TPU_TOPOLOGY": "1,1,1"}
+
+
+def _for_torch_tpu(launched: Launched, mesh: mesh_descriptors.Mesh) -> dict[str, str]:
+    address, port = launched.master or _DEFAULT_MASTER
+    return {
+        "LOCAL_RANK": str(launched.local_rank),
+        "LOCAL_WORLD_SIZE": str(launched.local_world_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        # A TPU's processes would meet there; ours do not, but torch_tpu wants an address for each.
+        "TORCH_TPU_SLICEBUILDER_ADDRESSES": ",".join(f"localhost:{1 + rank}" for rank in range(launched.world_size)),
+        "TORCH_TPU_TOPOLOGY": mesh.topology,
+    }
+
+
+def _for_libtt(settings: Settings, launched: Launched, mesh: mesh_descriptors.Mesh, backend: Backend) -> dict[str, str]:
+    folder = Path(tempfile.gettempdir()) / f"tt-tpu-libtt-{os.getuid()}-{launched.rank}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    descriptor = folder / f"{mesh.name}.textproto"
+    if settings.mesh_graph is None:
+        descriptor.write_text(mesh_descriptors.describe(mesh))
+    return {
+        "TT_VISIBLE_DEVICES": _own_chip(settings, launched),
+        "TT_MESH_GRAPH_DESC_PATH": str(descriptor),
+        "TT_MESH_ID": "0",
+        "TT_MESH_HOST_RANK": str(launched.rank // launched.local_world_size),
+        # Two libtt processes that share one race on a file in it.
+        "TMPDIR": str(folder),
+    }
+
+
+def _own_chip(settings: Settings, launched: Launched) -> str:
+    return str(launched.local_rank)
