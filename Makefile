@@ -7,13 +7,24 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 plugin_sources := $(wildcard bridge/plugin/* bridge/plugin/ffi/*)
 
-.PHONY: demo test install clean
+.PHONY: demo test test-originals install clean
 
 demo: install
 	$(BIN)/python -m launch.demo .demo
 
 test: install .libtt/stamp
 	$(BIN)/python -m pytest
+
+# The kernels of the TPU serving stacks are asked what they answer; the answers are kept for `make test`.
+# They need CPython 3.12, so their environment is one of its own.
+PYTHON312 ?= python3.12
+test-originals: .originals/stamp
+	.originals/bin/python tests/originals/ask.py --write
+
+.originals/stamp: requirements-originals.txt
+	$(PYTHON312) -m venv .originals
+	.originals/bin/python -m pip install --quiet --no-deps -r requirements-originals.txt
+	touch $@
 
 # The real compiler for silicon, which tests/libtt asks. Beside the environment and not in it:
 # its own start-up file and JAX plugin would speak for a chip that is not there.
@@ -37,4 +48,4 @@ $(VENV)/project.stamp: $(VENV)/requirements.stamp pyproject.toml CMakeLists.txt 
 	touch $@
 
 clean:
-	rm -rf build dist $(VENV) .libtt .demo bridge/plugin/*.so
+	rm -rf build dist $(VENV) .libtt .originals .demo bridge/plugin/*.so

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bridge" / "compiler"))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / place) for place in ("bridge/compiler", "originals")]
 
 
 @pytest.fixture(scope="session")

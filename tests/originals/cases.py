@@ -93,16 +93,6 @@ def quantized(kind: str) -> list:
     return [normal(1, 16, 512, dtype=BF16), normal(2, 256, 512).astype(F8), np.abs(normal(3, 2, 1, 256)) * 0.1]
 
 
-def convolution() -> list:
-    _, new, distribution = LENGTHS["mixed"]
-    starts = np.array([0, *np.cumsum(new), sum(new)], np.int32)
-    return [
-        normal(1, sum(new), 128, dtype=BF16), normal(2, 6, 3, 128, dtype=BF16), normal(3, 128, 1, 4), normal(4, 128),
-        starts, np.array([2, 4, 1, 0], np.int32), np.array(distribution, np.int32), np.array([1, 0, 1, 0], np.int32),
-    ]  # fmt: skip
-
-
-_BLOCKS = {"num_kv_pages_per_block": 1, "num_queries_per_block": 8}
 _V3, _HD64 = "ragged_paged_attention.v3.kernel", "ragged_paged_attention.v3.kernel_hd64"
 _BY3, _BY64 = "paged_attention:ragged_paged_attention_v3", "paged_attention:ragged_paged_attention_hd64"
 
@@ -119,6 +109,5 @@ CASES: dict[str, Case] = {
     "flash_attention": Case(f"{VLLM}.flash_attention.kernel:flash_attention", "dense_attention:flash_attention_within_vmem", lambda: [normal(i, 1, 2, 128, 128, dtype=BF16) for i in range(3)], {"causal": True, "sm_scale": 0.09}, {"vmem_limit_bytes": None}),
     "router_topk": Case(f"{VLLM}.router_topk:router_topk", "moe:router_topk", lambda: [normal(1, 40, 64)], {"topk": 6}, tolerance=0.0),
     "quantized by column": Case(f"{VLLM}.quantized_matmul.kernel:quantized_matmul_kernel", "quantized_matmul:quantized_matmul_by_column", lambda: quantized("column")),
-    "ragged_causal_conv1d": Case(f"{INFERENCE}.causal_conv1d.causal_conv1d:ragged_causal_conv1d", "gated_delta:ragged_causal_conv1d", convolution, {"kernel_size": 4}),
     "gmm of tpu_inference": Case(f"{INFERENCE}.megablox.gmm:gmm", "moe:gmm_scaled", lambda: [normal(1, 64, 128, dtype=BF16), normal(2, 4, 128, 128, dtype=BF16), np.array([10, 0, 30, 24], np.int32)], only={"tiling": (32, 128, 128), "interpret": True}),
 }  # fmt: skip
