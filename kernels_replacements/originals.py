@@ -4,12 +4,17 @@ What is known and not in it is interpreted: known_originals.txt lists the entry 
 each package that hold Pallas kernels.
 """
 
+from dataclasses import dataclass
+from pathlib import Path
+
 from kernels_replacements.registry import Replacement
 
 _OPS = "jax.experimental.pallas.ops.tpu"
 _DECODE = "tt.paged_scaled_dot_product_attention_decode"
 _CHUNK = "tt.chunked_scaled_dot_product_attention"
 _DENSE = "tt.scaled_dot_product_attention"
+# torch_tpu's own flash attention, which its C++ emits: kernels_replacements/flash_attention.py.
+_CUDNN = "torch.ops.aten._scaled_dot_product_cudnn_attention"
 JAX, TORCH_TPU = ("jax", "0.10.2"), ("torch_tpu", "0.2.0")
 VLLM, INFERENCE = ("vllm-torchtpu-core", "0.29.0"), ("tpu-inference", "0.32.0")
 SGL_JAX = ("sgl-jax", "")  # the same families; no version of it was checked
@@ -76,3 +81,36 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     *_served(INFERENCE, "tpu_inference.kernels"),
     *_served(SGL_JAX, "sgl_jax.srt.kernels"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    """An original and what becomes of it: a row of `tt-tpu kernels`.
+
+    Attributes:
+        package: the distribution that it belongs to.
+        version: the one that was looked at; empty where none was.
+        original: module and function.
+        how: "calls" (of `tt.*`), "composed" of plain JAX or StableHLO, or "interpreted".
+        calls: the `tt.*` calls, where it makes any.
+    """
+
+    package: str
+    version: str
+    original: str
+    how: str
+    calls: tuple[str, ...] = ()
+
+
+def known() -> tuple[Known, ...]:
+    """Every known original once, by package and name; nothing is imported for it."""
+    lines = (Path(__file__).parent / "known_originals.txt").read_text().splitlines()
+    listed = [line.split() for line in lines if not line.startswith("#")]
+    rows = {f"{module}.{name}": Known(package, version, f"{module}.{name}", "interpreted") for package, version, module, name in listed}  # fmt: skip
+    for one in REPLACEMENTS:
+        # The stacks share kernels, but not every stack has every one.
+        if one.original in rows or one.package not in (VLLM[0], INFERENCE[0]):
+            how = "calls" if one.calls else "composed"
+            rows[one.original] = Known(one.package, one.version, one.original, how, one.calls)
+    rows[_CUDNN] = Known(*TORCH_TPU, _CUDNN, "composed")
+    return tuple(sorted(rows.values(), key=lambda row: (row.package, row.original)))

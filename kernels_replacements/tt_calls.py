@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kernels_replacements.errors import KernelError
+from kernels_replacements.registry import used
 
 PAGE_SIZES = (32, 64, 128)  # 16 has corrupted silently on hardware
 HEAD_DIMS = (64, 96, 128, 256)
@@ -77,6 +78,7 @@ def _present(*arrays: Array | None) -> tuple[Array, ...]:
 
 def _call(target: str, results, *operands: Array, aliases: dict[int, int] | None = None, **attributes):
     """One custom call; `attributes` are numbers of numpy types, booleans and strings."""
+    used[target] += 1
     call = jax.ffi.ffi_call(target, results, input_output_aliases=aliases or {})
     return call(*operands, **attributes)
 
