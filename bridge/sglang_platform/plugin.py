@@ -5,10 +5,12 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from bridge.errors import BridgeError
 from bridge.sglang_platform import capture, flags, host_tensors, requests, sampler, shutdown, weights
 from bridge.sglang_platform.device_module import DEVICE
+from kernels_replacements.import_hooks import when_imported
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 _COMPONENTS = "sglang.srt.model_executor.model_runner_components"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
@@ -37,6 +39,7 @@ def register() -> None:
     add_attention_backend_choices([flags.ATTENTION_BACKEND])
     for target, hook, kind in HOOKS:
         HookRegistry.register(target, hook, kind)
+    when_imported(_HTTP_SERVER, requests.want_json_objects)
 
 
 def require_hooks() -> None:

@@ -25,3 +25,18 @@ def refuse(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
     wanted = getattr(obj, "top_logprobs_num", None) or 0
     if not 0 <= wanted <= vocabulary:
         raise ValueError(f"top_logprobs_num must be in [0, {vocabulary}], got {wanted}.")
+
+
+def want_json_objects(http_server: Any) -> None:
+    """When SGLang's HTTP server has been imported: a body that is no JSON object is HTTP 400, as malformed JSON is."""
+    from fastapi import HTTPException
+
+    parse = http_server.ORJSONRequest.json
+
+    async def json(request: Any) -> dict:
+        body = await parse(request)
+        if not isinstance(body, dict):
+            raise HTTPException(400, "The body must be a JSON object.")
+        return body
+
+    http_server.ORJSONRequest.json = json
