@@ -132,7 +132,7 @@ def test_every_known_replacement_fits_what_is_installed():
         assert parameters(known.load()) == parameters(original), known.original
         checked += 1
     assert checked >= 9
-    assert all(isinstance(known, Replacement) and known.version for known in REPLACEMENTS)
+    assert all(isinstance(known, Replacement) and (known.version or known.package == "sgl-jax") for known in REPLACEMENTS)
 
 
 def test_a_compat_process_replaces_jaxs_kernels_and_imports_nothing_for_it(in_compat):
