@@ -1,4 +1,4 @@
-"""Every `tt.*` call that our code emits is compiled by the real libtt, after our passes for it."""
+"""Every `tt.*` call that our code emits, alone and in what replacements compose, compiles on the real libtt."""
 
 import functools
 import os
@@ -10,6 +10,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+
+from compositions import PROGRAMS as COMPOSITIONS  # noqa: E402
 
 from bridge.compiler import module as modules  # noqa: E402
 from bridge.compiler import pipeline  # noqa: E402
@@ -60,6 +62,7 @@ PROGRAMS = {
     "sparse matmul": (functools.partial(tt.sparse_matmul, nnz=4), s(2, 2, 32, 64), s(1, 8, 64, 128), s(2, 2, 1, 8)),
     "sampling": (functools.partial(tt.sampling, seed=3), s(32, 64), s(32, 64, dtype=I32), s(32, dtype=I32), s(32, dtype=F32), s(32, dtype=F32)),  # fmt: skip
     "marks": (moved, s(64, 64), s(32, 64)),
+    **COMPOSITIONS,
 }
 
 
