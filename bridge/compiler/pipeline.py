@@ -18,6 +18,7 @@ from bridge.compiler.matmul_forms import TARGET as MATMUL
 from bridge.compiler.matmul_forms import use_own_matmul
 from bridge.compiler.placement import ALONE, Placement
 from bridge.compiler.tt_calls import LIBTT_CALLS, expand_tt_calls, spell_tt_calls
+from bridge.compiler.wide_sums import accumulate_wide
 from bridge.errors import CompileError
 
 # Custom calls that XLA's CPU compiler gives a meaning to.
@@ -66,6 +67,7 @@ def passes(backend: str, placement: Placement = ALONE) -> tuple[modules.Pass, ..
         functools.partial(collectives.lower_collectives, placement=placement),
         functools.partial(expand_tt_calls, handled=_OURS),
         use_own_matmul,
+        accumulate_wide,
         functools.partial(fail_closed, known=_XLA_CPU | _OURS | collectives.TARGETS | {collectives.RANK}),
     )
 

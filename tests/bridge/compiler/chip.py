@@ -26,6 +26,7 @@ TYPES = {
     np.dtype(np.bool_): 1,
     np.dtype(np.int32): 4,
     np.dtype(np.int64): 5,
+    np.dtype(np.float16): 10,
     np.dtype(np.float32): 11,
     np.dtype(np.float64): 12,
     np.dtype(ml_dtypes.bfloat16): 13,
