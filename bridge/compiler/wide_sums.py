@@ -1,7 +1,7 @@
 """Lets sums and products of 16-bit floats accumulate in float32, as a TPU and a Tenstorrent chip do.
 
-XLA's CPU compiler takes a reduction in bfloat16 at its word and rounds after every addition:
-the sum of 2500 numbers is then wrong by a seventh.
+XLA's CPU compiler takes a reduction or a scatter in bfloat16 at its word and rounds after every
+addition: the sum of 2500 numbers is then wrong by a seventh.
 """
 
 from jaxlib.mlir import ir
@@ -9,18 +9,21 @@ from jaxlib.mlir.dialects import stablehlo as hlo
 
 from bridge.compiler.module import operations
 
-_REDUCTIONS = ("stablehlo.reduce", "stablehlo.reduce_window")
+_REDUCTIONS = ("stablehlo.reduce", "stablehlo.reduce_window", "stablehlo.scatter")
 # Others choose one of their operands, which is exact.
 _ACCUMULATE = ("stablehlo.add", "stablehlo.multiply")
 
 
 def accumulate_wide(module: ir.Module) -> ir.Module:
     """Surround each accumulating reduction of 16-bit floats by conversions to float32 and back."""
-    narrow = (ir.BF16Type.get(), ir.F16Type.get())
     for op in operations(module, *_REDUCTIONS):
-        if all(value.type.element_type in narrow for value in op.operands) and _accumulates(op):
+        if all(_narrow(result) for result in op.results) and _accumulates(op):
             _widen(op.operation)
     return module
+
+
+def _narrow(value: ir.Value) -> bool:
+    return value.type.element_type in (ir.BF16Type.get(), ir.F16Type.get())
 
 
 def _accumulates(op: ir.OpView) -> bool:
@@ -33,7 +36,8 @@ def _widen(op: ir.Operation) -> None:
     back = [result.type for result in op.results]
     with ir.InsertionPoint(op), op.location:
         for index, value in enumerate(op.operands):
-            op.operands[index] = hlo.convert(_float32(value.type), value)
+            if _narrow(value):  # a scatter's positions are not
+                op.operands[index] = hlo.convert(_float32(value.type), value)
     block = op.regions[0].blocks[0]
     for value in (*op.results, *block.arguments, *block.operations[0].results):
         value.set_type(_float32(value.type))

@@ -57,6 +57,27 @@ def test_sums_of_windows():
     assert (np.abs(result.astype(np.float64) - exact) <= exact * 2.0**-8 * 1.01).all()
 
 
+@pytest.mark.parametrize("kind", TYPES)
+def test_sums_by_scatter(kind):
+    """What many updates add to one element is rounded once; other elements keep their bits."""
+    arguments = f"%x: tensor<3x{kind}>, %at: tensor<900x1xi32>, %y: tensor<900x{kind}>"
+    program = f"""module @m {{ func.func @main({arguments}) -> tensor<3x{kind}> {{
+      %0 = "stablehlo.scatter"(%x, %at, %y) <{{scatter_dimension_numbers = #stablehlo.scatter<
+          inserted_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 1>}}>
+        ({{ ^bb0(%a: tensor<{kind}>, %b: tensor<{kind}>):
+          %s = stablehlo.add %a, %b : tensor<{kind}> stablehlo.return %s : tensor<{kind}> }})
+        : (tensor<3x{kind}>, tensor<900x1xi32>, tensor<900x{kind}>) -> tensor<3x{kind}>
+      return %0 : tensor<3x{kind}> }} }}"""
+    dtype, half = TYPES[kind]
+    x, y = (np.random.default_rng(0).random(size).astype(dtype) for size in (3, 900))
+    at = np.arange(900, dtype=np.int32).reshape(900, 1) % 2
+    (result,) = chip.run(program, x, at, y)
+    exact = x.astype(np.float64)
+    np.add.at(exact, at[:, 0], y.astype(np.float64))
+    assert (np.abs(result.astype(np.float64) - exact) <= exact * half * 1.01).all()
+    assert result[2] == x[2]
+
+
 @pytest.mark.parametrize(("kind", "operation"), (("bf16", "maximum"), ("f32", "add"), ("i32", "add")))
 def test_what_is_exact_stays(kind, operation):
     """Maxima, and sums of other types, are left as they are."""

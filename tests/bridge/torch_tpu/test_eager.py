@@ -108,3 +108,28 @@ def test_reductions_keep_nan(torch, dtype):
 
     for mine, expected in zip(program(x.to("tpu")), program(x), strict=True):
         torch.testing.assert_close(mine.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+SUMS = {
+    "mean": lambda torch, x: x.mean(),
+    "columns": lambda torch, x: x.sum(0),
+    "variance": lambda torch, x: x.var(),
+    "row times matrix": lambda torch, x: x.reshape(1, -1) @ x.reshape(-1, 1),
+    "linear": lambda torch, x: torch.nn.functional.linear(x, x),
+    "softmax": lambda torch, x: x.flatten().softmax(0),
+    "average pool": lambda torch, x: torch.nn.functional.avg_pool2d(x[None], 50),
+    "convolution": lambda torch, x: torch.nn.functional.conv2d(x[None, :, :, None], x[:4, :, None, None]),
+    "group norm": lambda torch, x: torch.nn.functional.group_norm(x[None], 2),
+    "index_add": lambda torch, x: x.new_zeros(2, 150).index_add(0, x.new_zeros(150, dtype=torch.long), x),
+}
+
+
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+@pytest.mark.parametrize("name", SUMS)
+def test_long_sums_in_sixteen_bits(torch, name, dtype):
+    """Sums over thousands of 16-bit numbers are no further from the truth than twice the CPU's, and an ulp."""
+    x = (torch.rand(150, 150) / 8).to(getattr(torch, dtype))
+    exact = SUMS[name](torch, x.double())
+    mine, same = (SUMS[name](torch, y).cpu().double() for y in (x.to("tpu"), x))
+    allowed = 2 * (same - exact).abs().max() + torch.finfo(x.dtype).eps * exact.abs().max()
+    assert (mine - exact).abs().max() <= allowed

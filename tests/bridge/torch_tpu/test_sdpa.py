@@ -108,3 +108,25 @@ def test_a_learned_mask(torch, compiled):
     function = torch.compile(attention) if compiled else attention
     function(torch, q.to("tpu"), k.to("tpu"), v.to("tpu"), mine, options).sin().sum().backward()
     torch.testing.assert_close(mine.grad.cpu().double(), wide.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiled", (False, True), ids=("eager", "compiled"))
+def test_dropout_backward(torch, compiled):
+    """With dropout, gradients belong to the mask of the forward pass: they give the change under the same seed."""
+    q, k, v = (torch.randn(1, 4, 128, 64, device="tpu") for _ in range(3))
+    weights = torch.randn(1, 4, 128, 64, device="tpu")
+
+    def function(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
+
+    def loss(q, k, v):
+        torch.manual_seed(11)
+        return ((torch.compile(function) if compiled else function)(q, k, v) * weights).sum()
+
+    for index in range(3):
+        moved = [x.clone().requires_grad_(place == index) for place, x in enumerate((q, k, v))]
+        loss(*moved).backward()
+        direction = torch.randn_like(q) * 0.01
+        ahead, behind = ([x.detach() + sign * direction * (place == index) for place, x in enumerate(moved)] for sign in (1, -1))  # fmt: skip
+        change = (loss(*ahead) - loss(*behind)).item() / 2
+        assert change == pytest.approx((moved[index].grad * direction).sum().item(), rel=2e-2, abs=2e-3)
