@@ -3,11 +3,14 @@
 TTNN's kernels want keys and values apart and heads before positions. `by_calls` takes the
 pages of the batch there and uses the `tt.*` calls; `composed` is plain JAX, reads
 the pages where they are in time that grows with the tokens, and knows what no call does
-(soft caps, windows and sinks in prefill, no causality, float8).
+(soft caps, windows and sinks in prefill, no causality, float8). Where the calls fit, a
+program gets them as a StableHLO composite, whose name tells the emulated chip what it may
+compute by `composed` instead: a layout that is made anew costs it more than the attention.
 
 Both take sequences of any length: a sequence of one new token is a decode, any other a prefill.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +26,7 @@ Array = jax.Array
 MASKED = -1e30  # below every score; -inf would make a row that sees nothing a NaN
 BLOCK_ELEMENTS = 1 << 20  # keys of one block, over all sequences: stays in a core's cache
 CHUNK = 128  # rows of a prefill that are computed together
+COMPOSITE = "tt_bridge.ragged_attention"  # bridge/emulator/calls.py has its meaning on the emulated chip
 INTERLEAVED, SIDE_BY_SIDE = "interleaved", "side by side"
 
 
@@ -359,6 +363,18 @@ def _padded(table: Array) -> Array:
 
 def attend(q: Array, pages: Pages, batch: Batch, rules: Rules, sink: Array | None = None) -> Array:
     """Attention of every token of the batch, [T, H, D] float32, by calls where they fit and composed otherwise."""
-    if fits_calls(q, pages, rules, sink):
-        return by_calls(q, pages, batch, rules)
-    return composed(q, pages, batch, rules, sink)
+    if not fits_calls(q, pages, rules, sink):
+        return composed(q, pages, batch, rules, sink)
+    arrays = (q, pages.data, batch.kv_lens, batch.page_table, batch.starts, batch.count)
+    static = {"kv_heads": pages.kv_heads, "dim": pages.dim, "layout": pages.layout, "scale": float(rules.scale)}
+    return jax.lax.composite(functools.partial(_on_arrays, by_calls), COMPOSITE)(*arrays, **static)
+
+
+def _on_arrays(attention: Callable, q, data, kv_lens, page_table, starts, count, *, kv_heads, dim, layout, scale):
+    """`by_calls` or `composed` of what a composite carries: arrays and plain attributes."""
+    batch = Batch(kv_lens, page_table, starts, count)
+    return attention(q, Pages(data, int(kv_heads), int(dim), str(layout)), batch, Rules(float(scale)))
+
+
+# What the composite computes, by reading the pages where they are.
+composed_on_arrays = functools.partial(_on_arrays, composed)

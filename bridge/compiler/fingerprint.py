@@ -11,8 +11,9 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-_BRIDGE = Path(__file__).resolve().parent.parent
-_SOURCES = ("compiler/*.py", "emulator/*.py", "plugin/*.so")
+_ROOT = Path(__file__).resolve().parents[2]
+# Composites of calls have their meaning on the emulated chip in kernels_replacements.
+_SOURCES = ("bridge/compiler/*.py", "bridge/emulator/*.py", "bridge/plugin/*.so", "kernels_replacements/*.py")
 _PACKAGES = ("jaxlib", "jax")
 
 
@@ -21,7 +22,7 @@ def passes_fingerprint() -> str:
     """16 hexadecimal digits that change with the passes, our FFI handlers or the version of jaxlib or JAX."""
     digest = hashlib.sha256()
     for pattern in _SOURCES:
-        for path in sorted(_BRIDGE.glob(pattern)):
+        for path in sorted(_ROOT.glob(pattern)):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     for package in _PACKAGES:
         digest.update(metadata.version(package).encode())

@@ -17,7 +17,7 @@ from bridge.compiler.fail_closed import fail_closed
 from bridge.compiler.matmul_forms import TARGET as MATMUL
 from bridge.compiler.matmul_forms import use_own_matmul
 from bridge.compiler.placement import ALONE, Placement
-from bridge.compiler.tt_calls import LIBTT_CALLS, expand_tt_calls, spell_tt_calls
+from bridge.compiler.tt_calls import LIBTT_CALLS, expand_composites, expand_tt_calls, spell_tt_calls
 from bridge.compiler.wide_sums import accumulate_wide
 from bridge.errors import CompileError
 
@@ -62,6 +62,7 @@ def passes(backend: str, placement: Placement = ALONE) -> tuple[modules.Pass, ..
         refuse = functools.partial(fail_closed, known=LIBTT_CALLS, collectives=placement.spread)
         return (inline_composites, spell_tt_calls, refuse)
     return (
+        expand_composites,
         inline_composites,
         functools.partial(collectives.refuse_shardings, placement=placement),
         functools.partial(collectives.lower_collectives, placement=placement),

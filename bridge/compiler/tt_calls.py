@@ -15,6 +15,7 @@ from bridge.compiler.composites import inline_composites
 from bridge.errors import CompileError
 
 PREFIX = "tt."
+COMPOSITE_PREFIX = "tt_bridge."  # of composites of calls, see bridge/emulator/calls.py
 # What libtt 0.1.3 lowers; the emulator knows the same, see bridge/emulator/calls.py.
 LIBTT_CALLS = frozenset(
     f"{PREFIX}{name}"
@@ -87,8 +88,22 @@ def expand_tt_calls(module: ir.Module, handled: frozenset[str] = frozenset()) ->
     return module
 
 
+def expand_composites(module: ir.Module) -> ir.Module:
+    """Replace each composite of calls that the emulated chip computes better whole; to run before composites are opened."""
+    composites = list(modules.operations(module, "stablehlo.composite"))
+    wanted = [one for one in composites if ir.StringAttr(one.attributes["name"]).value.startswith(COMPOSITE_PREFIX)]
+    for composite in wanted:
+        values = {named.name: _from_attribute(named.attr) for named in composite.attributes["composite_attributes"]}
+        _replace(module, composite, ir.StringAttr(composite.attributes["name"]).value, values)
+    return module
+
+
 def _expand(module: ir.Module, call: ir.OpView) -> None:
-    target, attributes = target_of(call), attributes_of(call)
+    _replace(module, call, target_of(call), attributes_of(call))
+
+
+def _replace(module: ir.Module, call: ir.OpView, target: str, attributes: dict[str, bool | int | float | str]) -> None:
+    """Put what the emulator computes for `target` in the place of a call or composite."""
     text = _lowered(
         target,
         tuple(sorted(attributes.items())),
@@ -115,10 +130,10 @@ def _lowered(target: str, attributes: tuple, operands: tuple[str, ...], results:
     """
     import jax
 
-    from bridge.emulator.calls import CALLS
+    from bridge.emulator.calls import CALLS, COMPOSITES
 
     signature = f"{target} ({', '.join(operands)}) -> ({', '.join(results)})"
-    function = functools.partial(CALLS[target], **dict(attributes))
+    function = functools.partial((CALLS | COMPOSITES)[target], **dict(attributes))
     try:
         lowered = jax.jit(function).lower(*map(_shape, operands))
     except Exception as error:

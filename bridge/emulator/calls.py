@@ -7,6 +7,7 @@ its results; shapes are in kernels_replacements.tt_calls.
 from collections.abc import Callable
 
 from bridge.emulator import attention, cache, gated_delta, moe, sampling
+from kernels_replacements import ragged_attention
 
 CALLS: dict[str, Callable] = {
     "tt.paged_scaled_dot_product_attention_decode": attention.paged_attention_decode,
@@ -27,3 +28,6 @@ CALLS: dict[str, Callable] = {
     "tt.mark_argument": lambda x, **_marks: x,
     "tt.weight_dtype_override": lambda x, **_marks: x,
 }
+
+# Composites of calls that this chip computes better whole: their names, and what is computed for them.
+COMPOSITES: dict[str, Callable] = {ragged_attention.COMPOSITE: ragged_attention.composed_on_arrays}

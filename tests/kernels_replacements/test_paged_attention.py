@@ -89,14 +89,36 @@ PREFILL = [(31, 31), (40, 8), (96, 64)]
 MIXED = [(33, 1), (45, 45), (1, 1), (70, 6)]
 
 
+def by_calls(q, cache, kv_lens, table, starts, count):
+    """What a chip gets that does not compute the composite whole, which is to say silicon."""
+    batch = ragged.Batch(kv_lens, table, starts, count[0])
+    return ragged.by_calls(q, ragged.Pages(cache, 2, 64), batch, ragged.Rules(0.125))
+
+
 @pytest.mark.parametrize("lengths", [DECODE, PREFILL, MIXED], ids=["decode", "prefill", "mixed"])
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_ragged_attention_by_calls(on_chip, lengths, dtype):
+@pytest.mark.parametrize("form", ["composite", "calls"])
+def test_ragged_attention(on_chip, form, lengths, dtype):
     """Decodes, prefills and both at once are what float64 says; tokens of no sequence are zeros."""
     batch = Ragged(lengths, dtype=dtype)
-    run = functools.partial(ours.ragged_paged_attention, sm_scale=0.125)
+    run = by_calls if form == "calls" else functools.partial(ours.ragged_paged_attention, sm_scale=0.125)
     (out,) = on_chip(run, batch.q, batch.interleaved(), batch.kv_lens, batch.table, batch.starts, batch.count)
     assert error(out, batch.expected(scale=0.125)) < TOLERANCE[dtype]
+
+
+def test_each_chip_gets_its_form():
+    """The emulated chip reads the pages where they are; libtt gets both calls."""
+    import chip
+    import jax
+
+    batch = Ragged(MIXED)
+    arrays = (batch.q, batch.interleaved(), batch.kv_lens, batch.table, batch.starts, batch.count)
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+    program = str(jax.jit(ours.ragged_paged_attention).lower(*shapes).compiler_ir("stablehlo"))
+    assert "@tt." not in chip.rewrite(program)
+    for_silicon = chip.rewrite(program, "libtt")
+    assert "@tt.paged_scaled_dot_product_attention_decode" in for_silicon
+    assert "@tt.chunked_scaled_dot_product_attention" in for_silicon
 
 
 @pytest.mark.parametrize(
