@@ -273,30 +273,35 @@ def compare(got: list, reference: Reference, limits) -> str | None:
     return None
 
 
-def _pooled(draws: list[list]) -> list[torch.Tensor]:
+def _pooled(draws: list[list], atol: float) -> list[torch.Tensor]:
     """For every result, the values of all draws in one sorted row; complex ones as pairs."""
     rows = []
     for values in zip(*draws, strict=True):
         tensors = [value if isinstance(value, torch.Tensor) else torch.tensor(value) for value in values]
         flat = torch.cat([(torch.view_as_real(t) if t.is_complex() else t).reshape(-1).double() for t in tensors])
-        rows.append(flat.nan_to_num(nan=-1e300).sort().values)
+        rows.append(torch.where(flat.abs() <= atol, 0.0, flat).nan_to_num(nan=-1e300).sort().values)
     return rows
 
 
-def compare_draws(got: list[list], same: list[list]) -> str | None:
-    """Kolmogorov and Smirnov's distance between the values that chip and CPU draw."""
+def compare_draws(got: list[list], same: list[list], independent: int, atol: float) -> str | None:
+    """Kolmogorov and Smirnov's distance between the values that chip and CPU draw.
+
+    Args:
+        got, same: the results of each draw, on the chip and on the CPU.
+        independent: how many elements of one result are taken to be drawn by themselves.
+        atol: values that near to zero are the same.
+    """
     for first, second in zip(got[0], same[0], strict=True):
         if isinstance(second, torch.Tensor) and (first.shape, first.dtype) != (second.shape, second.dtype):
             return f"{first.dtype} {list(first.shape)} instead of {second.dtype} {list(second.shape)}"
-    for a, b in zip(_pooled(got), _pooled(same), strict=True):
+    for a, b in zip(_pooled(got, atol), _pooled(same, atol), strict=True):
         if a.numel() == 0:
             continue
         points = torch.cat([a, b]).unique()
         below = [torch.searchsorted(row, points, right=True).double() / row.numel() for row in (a, b)]
         distance = float((below[0] - below[1]).abs().max())
-        # Elements of one draw may depend on each other (dropped channels): count eight of them at most.
-        independent = len(got) * min(8, a.numel() // len(got))
-        if distance > 0.02 + 2.5 * (2 / independent) ** 0.5:
+        count = len(got) * min(independent, a.numel() // len(got))
+        if distance > 0.02 + 2.5 * (2 / count) ** 0.5:
             return f"distributions are {distance:.3f} apart"
     return None
 
@@ -334,7 +339,9 @@ def check(call: Call, limits, gradient: bool) -> str | None:
         return None if got == [(leaf.shape, leaf.dtype) for leaf in same] else f"shape or dtype: {got}"
     if _draws(call, run, same):
         seeds = range(DRAWS)
-        return compare_draws([run(on_chip, seed) for seed in seeds], [run(call, seed) for seed in seeds])
+        draws = [[run(one, seed) for seed in seeds] for one in (on_chip, call)]
+        # Elements may depend on each other: those of a dropped channel, and all of a gradient.
+        return compare_draws(*draws, 1 if gradient else 8, limits[0])
     got = run(on_chip)
     # What is costly is only computed where the plain comparison fails.
     if compare(got, Reference(same, same, []), limits) is None:

@@ -20,7 +20,7 @@ import select
 import subprocess
 import sys
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
@@ -59,7 +59,10 @@ class Child:
         )  # fmt: skip
         os.close(writing)
         self._answers, self._rest = reading, b""
-        self.operators = self.receive()["operators"]
+        try:
+            self.operators = self.receive()["operators"]
+        except Died:
+            raise SystemExit(f"op_conformance: a child did not start: {last_words(self.words())}") from None
 
     def receive(self) -> dict:
         """The next message; raises Died."""
@@ -175,11 +178,9 @@ def run(names: list[str] | None, samples: int, jobs: int, rows: list[Row], kept:
                         work.put((operator, dtype))
         runners = [Runner(folder, samples) for _ in range(jobs)]
         runners[0].child = first
-        threads = [threading.Thread(target=_work, args=(runner, work, rows, kept)) for runner in runners]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(jobs) as pool:
+            for ended in [pool.submit(_work, runner, work, rows, kept) for runner in runners]:
+                ended.result()
 
 
 def _work(runner: Runner, work: queue.Queue, rows: list[Row], kept: Path | None) -> None:

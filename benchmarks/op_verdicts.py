@@ -87,6 +87,12 @@ class KnownGap:
     reason: str
 
 
+_REFLECTION = KnownGap(
+    "gradient",
+    # The right number with the wrong sign.
+    r"elements, (-?)(\d+\.?\d?)\d* instead of (?!\1)-?\2",
+    "grid_sampler_2d_backward and _3d_ scale by a positive constant where reflection padding turns the sign",
+)
 KNOWN_GAPS = {
     "__getitem__": KnownGap(
         "gradient",
@@ -94,11 +100,9 @@ KNOWN_GAPS = {
         "index_put with indices on both sides of a slice returns a tensor of permuted shape: the shape, which no "
         "plugin sees, is wrong already",
     ),
-    "grid_sampler_2d": KnownGap(
-        "gradient",
-        r"of 520 elements",
-        "grid_sampler_2d_backward scales by a positive constant where reflection padding turns the sign",
-    ),
+    "grid_sampler_2d": _REFLECTION,
+    "grid_sampler_3d": _REFLECTION,
+    "nn_functional_grid_sample": _REFLECTION,
     "nn_functional_avg_pool1d": KnownGap(
         "gradient",
         r"^0 results instead of 1$",
