@@ -67,6 +67,8 @@ def main(arguments: list[str]) -> int:
     except BridgeError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

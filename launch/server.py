@@ -5,6 +5,7 @@ process group of its own, so that what is left of it can be ended as a whole.
 """
 
 import contextlib
+import ctypes
 import http.client
 import os
 import signal
@@ -20,6 +21,8 @@ from typing import IO
 from bridge.errors import LaunchError
 
 STOP_SECONDS = 10.0
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,18 @@ def environment() -> dict[str, str]:
 
 
 def start(arguments: Sequence[str], log: IO | None = None) -> subprocess.Popen:
-    """Start the server; its output goes to `log`, or where this process's own goes."""
+    """Start the server; its output goes to `log`, or where this process's own goes.
+
+    The kernel sends it SIGTERM when this process ends, however that happens.
+    """
     return subprocess.Popen(
-        arguments, env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        arguments,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
     )
 
 

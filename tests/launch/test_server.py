@@ -87,3 +87,21 @@ def test_environment(monkeypatch):
 def test_address_as_url(host, url):
     """An address is written as a URL, IPv6 in brackets."""
     assert str(server.Address(host, 80)) == url
+
+
+def test_a_server_ends_with_the_process_that_started_it(address):
+    """When its starter is killed, a server is told to end."""
+    arguments = [sys.executable, "-c", HEALTHY, str(address.port), "0"]
+    source = f"import time; from launch import server; server.start({arguments!r}); time.sleep(600)"
+    starter = subprocess.Popen([sys.executable, "-c", source])
+    try:
+        while not address.answers():
+            assert starter.poll() is None
+            time.sleep(0.1)
+    finally:
+        starter.kill()
+    starter.wait()
+    began = time.monotonic()
+    while address.answers():
+        assert time.monotonic() - began < 10
+        time.sleep(0.1)
