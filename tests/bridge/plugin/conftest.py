@@ -13,11 +13,17 @@ def plugin() -> pypjrt.Plugin:
     return loaded
 
 
+class _Kept(pypjrt.Client):
+    """Lives as long as the process: closing it beside torch's own libraries ends the process."""
+
+    def __del__(self) -> None:
+        pass
+
+
 @pytest.fixture(scope="session")
 def client(plugin):
     """One client for all tests; each gives back the memory that it takes."""
-    with pypjrt.Client.create(plugin, allow_multiple=True) as client:  # other tests have one of the inner plugin
-        yield client
+    return _Kept.create(plugin)
 
 
 @pytest.fixture
