@@ -23,7 +23,7 @@ class _Kept(pypjrt.Client):
 @pytest.fixture(scope="session")
 def client(plugin):
     """One client for all tests; each gives back the memory that it takes."""
-    return _Kept.create(plugin)
+    return _Kept.create(plugin, allow_multiple=True)  # other tests have one of the inner plugin
 
 
 @pytest.fixture
