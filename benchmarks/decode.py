@@ -26,11 +26,15 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM
+# torch is the peer here, on the CPU: where no TPU is presented torch_tpu's autoload would abort the process.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+import torch  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
 
-from launch import model, serve, server
-from launch.checkpoint import smollm2_checkpoint
+from launch import model, serve, server  # noqa: E402
+from launch.checkpoint import smollm2_checkpoint  # noqa: E402
+
+del os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"]  # not for the server
 
 ROOT = Path(__file__).resolve().parent.parent
 DTYPES = {"bf16": ("bfloat16", torch.bfloat16), "f32": ("float32", torch.float32)}
