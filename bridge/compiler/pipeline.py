@@ -16,6 +16,7 @@ from bridge.compiler.composites import inline_composites
 from bridge.compiler.fail_closed import fail_closed
 from bridge.compiler.matmul_forms import TARGET as MATMUL
 from bridge.compiler.matmul_forms import use_own_matmul
+from bridge.compiler.narrow_products import narrow_products
 from bridge.compiler.placement import ALONE, Placement
 from bridge.compiler.tt_calls import LIBTT_CALLS, expand_composites, expand_tt_calls, spell_tt_calls
 from bridge.compiler.wide_sums import accumulate_wide
@@ -60,13 +61,14 @@ def passes(backend: str, placement: Placement = ALONE) -> tuple[modules.Pass, ..
     if backend == "libtt":
         # Chips of a mesh have collectives of their own.
         refuse = functools.partial(fail_closed, known=LIBTT_CALLS, collectives=placement.spread)
-        return (inline_composites, spell_tt_calls, refuse)
+        return (inline_composites, narrow_products, spell_tt_calls, refuse)
     return (
         expand_composites,
         inline_composites,
         functools.partial(collectives.refuse_shardings, placement=placement),
         functools.partial(collectives.lower_collectives, placement=placement),
         functools.partial(expand_tt_calls, handled=_OURS),
+        narrow_products,
         use_own_matmul,
         accumulate_wide,
         functools.partial(fail_closed, known=_XLA_CPU | _OURS | collectives.TARGETS | {collectives.RANK}),

@@ -18,6 +18,20 @@ def pieces(total: int, buckets: list[int]) -> Iterator[tuple[int, int]]:
         total -= rows
 
 
+def chunks(start: int, total: int, buckets: list[int]) -> Iterator[tuple[int, int]]:
+    """Cut the `total` positions of a request from `start` on into (positions, bucket).
+
+    A chunk begins at a multiple of its bucket where there is one that fits: so the
+    chip's attention wants it.
+    """
+    end = start + total
+    while start < end:
+        fitting = [bucket for bucket in buckets if start % bucket == 0] or buckets
+        rows, bucket = next(pieces(end - start, fitting))
+        yield rows, bucket
+        start += rows
+
+
 def page_rows(slots: np.ndarray, lengths: np.ndarray, page_size: int, width: int) -> np.ndarray:
     """The page tables of some requests.
 

@@ -11,12 +11,7 @@ from bridge.sglang_platform.runner import ProgramRunner
 
 def compile_programs(*, model_runner: Any, **_arguments: Any) -> CudaGraphsCapture:
     """REPLACE capture_cuda_graphs: one runner for decode, prefill and everything else."""
-    config = get_exec().graph.cuda_graph_config
-    runner = ProgramRunner(
-        model_runner,
-        decode_sizes=config.decode.bs or list(flags.DEFAULT_BATCH_SIZES),
-        prefill_sizes=config.prefill.bs or list(flags.DEFAULT_TOKENS),
-    )
+    runner = ProgramRunner(model_runner, *flags.buckets(model_runner.server_args, get_exec().graph.cuda_graph_config))
 
     def capture(phase: str) -> GraphCapture:
         return GraphCapture(runner=runner, memory_phase=phase, memory_usage_gb=0, capture_time=runner.warm_up_seconds)

@@ -11,24 +11,29 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import BridgeError, CheckpointError, SettingsError
+from bridge.sglang_platform import precision
 
 ATTENTION_BACKEND = SAMPLING_BACKEND = "tpu_oot"
 PAGE_SIZES = (32, 64, 128)
+DEFAULT_PAGE_SIZE = 64
+TILE = 32
 DEFAULT_BATCH_SIZES = (1, 4)
 DEFAULT_TOKENS = (64,)
 _KV_DTYPES = ("auto", "bf16", "bfloat16")
-# Arguments with the one value that this version serves.
-_ONLY = {
-    "tp_size": 1,
-    "dp_size": 1,
-    "pp_size": 1,
-    "speculative_algorithm": None,
-    "enable_lora": None,
-    "is_embedding": False,
-    "quantization": None,
-    "enable_hierarchical_cache": False,
-    "disaggregation_mode": "null",
-}
+_ONE = ("tp_size", "dp_size", "pp_size", "ep_size")
+_UNSET = (
+    "speculative_algorithm",
+    "enable_lora",
+    "lora_paths",
+    "is_embedding",
+    "quantization",
+    "enable_hierarchical_cache",
+    "enable_return_hidden_states",
+    "return_hidden_states_mode",
+    "dllm_algorithm",
+    "enable_pdmux",
+    "cpu_offload_gb",
+)
 
 
 def add_flags(_result: None, parser: argparse.ArgumentParser) -> None:
@@ -64,10 +69,8 @@ def read_flags(from_cli_args: Callable, cls: type, arguments: argparse.Namespace
         check(arguments)
     except BridgeError as error:
         raise SystemExit(f"error: {error}") from error
-    decode = arguments.tpu_compile_bs or arguments.cuda_graph_bs_decode or DEFAULT_BATCH_SIZES
-    prefill = arguments.tpu_compile_tokens or arguments.cuda_graph_bs_prefill or DEFAULT_TOKENS
-    arguments.cuda_graph_bs_decode = sorted(set(decode))
-    arguments.cuda_graph_bs_prefill = sorted(set(prefill))
+    arguments.cuda_graph_bs_decode = arguments.tpu_compile_bs or arguments.cuda_graph_bs_decode
+    arguments.cuda_graph_bs_prefill = arguments.tpu_compile_tokens or arguments.cuda_graph_bs_prefill
     return from_cli_args(cls, arguments)
 
 
@@ -85,21 +88,41 @@ def check(arguments: Any) -> None:
         raise SettingsError(
             f"--kv-cache-dtype {arguments.kv_cache_dtype} is not possible on this chip: use one of {', '.join(_KV_DTYPES)}"
         )
-    for name, value in _ONLY.items():
-        given = getattr(arguments, name, value)
-        if given != value and given:
-            flag = name.replace("_", "-")
-            raise SettingsError(f"--{flag} {given} is not served on this chip by this version: leave the argument out")
+    chunk, page = arguments.chunked_prefill_size, arguments.page_size or DEFAULT_PAGE_SIZE
+    if chunk is not None and chunk > 0 and chunk % page:
+        raise SettingsError(f"--chunked-prefill-size {chunk} is not a multiple of the page size, {page}")
+    for tokens in getattr(arguments, "tpu_compile_tokens", None) or ():
+        if tokens % TILE:
+            raise SettingsError(f"--tpu-compile-tokens {tokens} is not a multiple of {TILE}, the height of the chip's tiles")
+    given = {name: value for name in _UNSET if (value := getattr(arguments, name, None))}
+    given |= {name: value for name in _ONE if (value := getattr(arguments, name, None)) not in (None, 1)}
+    for name, value in given.items():
+        flag = name.replace("_", "-")
+        raise SettingsError(f"--{flag} {value} is not served on this chip by this version: leave the argument out")
     folder = Path(arguments.model_path)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json: --model-path wants a Hugging Face model folder or name")
 
 
+def buckets(server_args: Any, config: Any) -> tuple[list[int], list[int]]:
+    """Decode and prefill sizes to compile, ascending.
+
+    Args:
+        server_args: knows which parts of `config` were asked for; SGLang fills the rest with sizes by the dozen.
+        config: SGLang's CudaGraphConfig.
+    """
+    asked = getattr(server_args, "_cuda_graph_config_locked", ())
+    decode = config.decode.bs if ("decode", "bs") in asked else DEFAULT_BATCH_SIZES
+    prefill = config.prefill.bs if ("prefill", "bs") in asked else DEFAULT_TOKENS
+    return sorted(set(decode)), sorted({-(-tokens // TILE) * TILE for tokens in prefill})
+
+
 def apply_defaults(server_args: Any) -> None:
     """Set what the user left open, and what has one possible value on this chip."""
-    server_args.page_size = server_args.page_size or 64
+    server_args.page_size = server_args.page_size or DEFAULT_PAGE_SIZE
     server_args.attention_backend = ATTENTION_BACKEND
     server_args.sampling_backend = SAMPLING_BACKEND
+    precision.keep_logits_wide(server_args)
     # A step's token ids are made on the host, so there is nothing to run ahead of.
     server_args.disable_overlap_schedule = True
     server_args.disable_custom_all_reduce = True

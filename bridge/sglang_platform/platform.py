@@ -49,14 +49,19 @@ class TpuPlatform(SRTPlatform):
     def get_torch_distributed_backend_str(self) -> str:
         return "gloo"
 
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        # For what SGLang compiles beside the model: small sums over host tensors, not worth a C++ compiler's time.
+        return "eager"
+
     def init_backend(self) -> None:
         # In every process that builds a model; both register themselves.
         from bridge.sglang_platform import attention, sampler  # noqa: F401
 
     def post_load_model(self, model: torch.nn.Module) -> None:
-        from bridge.sglang_platform import weights
+        from bridge.sglang_platform import precision, weights
 
         weights.move_to_chip(model)
+        precision.keep_residual_wide(model)
 
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
         from bridge.sglang_platform.kv_pool import PagedKVPool

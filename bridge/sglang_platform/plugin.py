@@ -3,7 +3,7 @@
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from bridge.errors import BridgeError
-from bridge.sglang_platform import capture, flags, host_tensors, requests, sampler, shutdown, weights
+from bridge.sglang_platform import capture, flags, host_tensors, requests, sampler, shutdown, statistics, weights
 from bridge.sglang_platform.device_module import DEVICE
 from kernels_replacements.import_hooks import when_imported
 
@@ -12,6 +12,7 @@ _COMPONENTS = "sglang.srt.model_executor.model_runner_components"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
+_STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
 
@@ -25,6 +26,7 @@ HOOKS = (
     (f"{_SAMPLING_INFO}.from_schedule_batch", sampler.seed_requests, HookType.AFTER),
     (f"{_TOKENIZER}._validate_one_request", requests.refuse, HookType.BEFORE),
     (f"{_TOKENIZER}.sigterm_watchdog", shutdown.stop_soon, HookType.AROUND),
+    (f"{_STATE}.get_internal_state", statistics.add_counts, HookType.AFTER),
     (f"{_COMPONENTS}.cuda_graph_setup.capture_cuda_graphs", capture.compile_programs, HookType.REPLACE),
 )
 

@@ -2,8 +2,8 @@
 
 Every batch becomes calls of programs that are compiled already: a decode batch is
 padded to the next bucket or split over several calls, a prompt is cut into the
-compiled lengths. Only logits of a whole prompt, which a request for its
-log-probabilities needs, add a program, with a warning.
+compiled lengths. Only a prompt's log-probabilities, which need the logits of each
+of its tokens, add a program, with a warning.
 """
 
 import copy
@@ -16,7 +16,7 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from bridge.errors import CompileError
-from bridge.sglang_platform.buckets import page_rows, pieces
+from bridge.sglang_platform.buckets import chunks, page_rows, pieces
 from bridge.sglang_platform.programs import ModelPrograms, Shape
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,8 @@ class ProgramRunner:
         self._table_width = -(-model_runner.model_config.context_len // self._page_size)
         self._programs = ModelPrograms(model_runner.model, model_runner.attn_backend, self._table_width)
         self._compiled: dict[Shape, Any] = {}
-        self.capture_bs = sorted(decode_sizes)
-        self._prefill_sizes = sorted(prefill_sizes)
+        self.capture_bs = decode_sizes
+        self._prefill_sizes = prefill_sizes
         began = time.perf_counter()
         self.warm_up()
         self.warm_up_seconds = time.perf_counter() - began
@@ -100,41 +100,54 @@ class ProgramRunner:
         return LogitsProcessorOutput(next_token_logits=_joined(logits))
 
     def _prefill(self, forward_batch: Any) -> LogitsProcessorOutput:
-        ids = forward_batch.input_ids.numpy()
         starts, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
         ends = np.asarray(starts) + np.asarray(lengths)
         tables = self._page_rows(forward_batch.req_pool_indices.numpy(), ends)
-        all_logits = bool(forward_batch.return_logprob)
-        logits, done = [], 0
-        for start, length, table in zip(starts, lengths, tables, strict=True):
-            prompt = ids[done : done + length]
-            logits += self._prefill_request(prompt, start, table, all_logits)
-            done += length
-        if all_logits:
-            return self._with_input_logprobs(_joined(logits), forward_batch)
+        prompts = np.split(forward_batch.input_ids.numpy(), np.cumsum(lengths)[:-1])
+        scored = _rows_with_logprobs(forward_batch)
+        logits = [
+            self._prefill_request(prompt, start, table, rows)
+            for prompt, start, table, rows in zip(prompts, starts, tables, scored, strict=True)
+        ]
+        if any(scored):
+            return self._with_input_logprobs(logits, scored, forward_batch)
         return LogitsProcessorOutput(next_token_logits=_joined(logits))
 
-    def _prefill_request(
-        self, prompt: np.ndarray, start: int, table: np.ndarray, all_logits: bool
-    ) -> list[torch.Tensor]:
-        """Logits of every token of the prompt, or of the last one."""
+    def _prefill_request(self, prompt: np.ndarray, start: int, table: np.ndarray, scored: int) -> torch.Tensor:
+        """Float32 logits of the prompt's last `scored` tokens, at least of the last one."""
         logits, done = [], 0
-        for rows, bucket in pieces(len(prompt), self._prefill_sizes):
+        for rows, bucket in chunks(start, len(prompt), self._prefill_sizes):
             data = np.zeros(2 + bucket + self._table_width, dtype=np.int32)
             data[:2] = start + done, rows
             data[2 : 2 + rows] = prompt[done : done + rows]
             data[2 + bucket :] = table
-            shape = Shape("prefill", bucket, all_logits)
+            shape = Shape("prefill", bucket, all_logits=scored > 0)
             out = self._programs.run(self._program(shape), torch.from_numpy(data))
             logits.append(out[:rows])
             done += rows
-        return logits if all_logits else logits[-1:]
+        return _joined(logits)[-max(1, scored) :]
 
-    def _with_input_logprobs(self, logits: torch.Tensor, forward_batch: Any) -> LogitsProcessorOutput:
-        """SGLang's own log-probabilities of the prompt, from logits in place of hidden states."""
+    def _with_input_logprobs(
+        self, logits: list[torch.Tensor], scored: list[int], forward_batch: Any
+    ) -> LogitsProcessorOutput:
+        """SGLang's own log-probabilities of the prompts, from their logits in place of hidden states.
+
+        Each request looks as if it began with the first row that there is.
+        """
+        batch = copy.copy(forward_batch)
+        batch.extend_seq_lens_cpu = [len(rows) for rows in logits]
+        batch.extend_logprob_start_lens_cpu = [len(rows) - wanted for rows, wanted in zip(logits, scored, strict=True)]
         processor = copy.copy(self._model_runner.model.logits_processor)
         processor._get_logits = lambda states, *_args, **_kwargs: states
-        return processor(forward_batch.input_ids, logits, None, forward_batch)
+        return processor(forward_batch.input_ids, _joined(logits), None, batch)
+
+
+def _rows_with_logprobs(forward_batch: Any) -> list[int]:
+    """For each request, of how many of its tokens the log-probabilities are asked for; the last ones."""
+    lengths = forward_batch.extend_seq_lens_cpu
+    if not forward_batch.return_logprob:
+        return [0] * len(lengths)
+    return [length - start for length, start in zip(lengths, forward_batch.extend_logprob_start_lens_cpu, strict=True)]
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -131,6 +131,21 @@ class Reference:
         with torch.inference_mode():
             return self.model(torch.tensor([tokens])).logits[0].float()
 
+    def greedy(self, prompt: list[int], tokens: int) -> tuple[list[int], list[float]]:
+        """The `tokens` that generate() answers greedily, and at each the gap between the two best logits."""
+        question = torch.tensor([prompt])
+        answer = self.model.generate(
+            question,
+            attention_mask=torch.ones_like(question),
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        pairs = [logits[0].float().topk(2).values.tolist() for logits in answer.logits]
+        return answer.sequences[0, len(prompt) :].tolist(), [best - second for best, second in pairs]
+
     def exact_logits(self, tokens: list[int]) -> torch.Tensor:
         """As `logits`, computed in float32 whatever the server's dtype."""
         with torch.inference_mode():
