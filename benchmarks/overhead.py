@@ -38,7 +38,7 @@ def build_peer(folder: Path) -> Path:
         objects.append(folder / f"{source.parent.name}_{source.stem}.o")
         rename = ["-DGetPjrtApi=GetFullPjrtApi"] if source.name == "plugin.cc" else []
         command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w", *rename,
-                   f"-I{PLUGIN_SOURCES}", f"-I{folder}", f"-I{include}", "-c", source, "-o", objects[-1]]  # fmt: skip
+                   f"-I{ROOT}", f"-I{PLUGIN_SOURCES}", f"-I{folder}", f"-I{include}", "-c", source, "-o", objects[-1]]  # fmt: skip
         subprocess.run(command, check=True)
     subprocess.run([os.environ.get("CXX", "c++"), "-shared", "-o", library, *objects, "-ldl", "-lpthread", "-Wl,-Bsymbolic"], check=True)  # fmt: skip
     return library

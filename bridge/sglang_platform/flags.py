@@ -123,6 +123,8 @@ def apply_defaults(server_args: Any) -> None:
     server_args.attention_backend = ATTENTION_BACKEND
     server_args.sampling_backend = SAMPLING_BACKEND
     precision.keep_logits_wide(server_args)
+    # Else an idle scheduler takes half a core from everything else on the machine.
+    server_args.sleep_on_idle = True
     # A step's token ids are made on the host, so there is nothing to run ahead of.
     server_args.disable_overlap_schedule = True
     server_args.disable_custom_all_reduce = True

@@ -1,6 +1,6 @@
 // The handlers behind the calls that bridge/compiler/collectives.py writes in the place of
 // StableHLO's collectives. A program is the same on all ranks: who this one is, is asked when it runs.
-#include "collectives.h"
+#include "bridge/plugin/collectives.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "mesh.h"
+#include "bridge/plugin/mesh.h"
 #include "handlers.h"
 #include "xla/ffi/api/ffi.h"
 
