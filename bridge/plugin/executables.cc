@@ -31,6 +31,12 @@ class Programs {
     auto found = programs_.find(key);
     return found == programs_.end() ? nullptr : found->second;
   }
+  // Without a share in it, for as long as the caller has the executable.
+  const ProgramInfo* Borrow(const void* key) {
+    std::shared_lock lock(mutex_);
+    auto found = programs_.find(key);
+    return found == programs_.end() ? nullptr : found->second.get();
+  }
   void Erase(const void* key) {
     std::unique_lock lock(mutex_);
     programs_.erase(key);
@@ -155,7 +161,7 @@ PJRT_Error* Take(const ProgramInfo& info, const PJRT_LoadedExecutable_Execute_Ar
 }
 
 PJRT_Error* Execute(PJRT_LoadedExecutable_Execute_Args* args) {
-  Info info = Loaded().Get(args->executable);
+  const ProgramInfo* info = Loaded().Borrow(args->executable);
   if (info == nullptr) return InvalidArgument("the program was not compiled or loaded by this plugin");
   std::vector<Taken> taken;
   PJRT_Error* error = Take(*info, *args, &taken);

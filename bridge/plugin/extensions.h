@@ -15,12 +15,8 @@ PJRT_Extension_Base* InnerExtension(int type);
 // Makes the handlers of ffi/handlers.h known to the inner plugin, once.
 void RegisterFfiHandlers();
 
-// Makes one more handler known; an error message, or "" when it is registered.
-std::string RegisterFfiHandler(const char* target, void* handler);
-
 PJRT_Extension_Base* HostMemoryAllocatorExtension();
 PJRT_Extension_Base* TpuTopologyExtension();
 PJRT_Extension_Base* MemoryDescriptionsExtension();  // null where the inner plugin has none
-PJRT_Extension_Base* LayoutsExtension();
 
 }  // namespace tt

@@ -20,10 +20,15 @@ struct Owned {
   int64_t bytes;
 };
 
+constexpr size_t kMostSpare = 64;
+
+using Owners = std::unordered_map<const void*, Owned>;
+
 // Sharded, since every operation of every thread comes through here.
 struct Shard {
   std::mutex mutex;
-  std::unordered_map<const void*, Owned> buffers;
+  Owners buffers;
+  std::vector<Owners::node_type> spare;  // of buffers that are gone: an operation's result costs no allocation here
 };
 
 Shard& ShardOf(const void* buffer) {
@@ -32,8 +37,8 @@ Shard& ShardOf(const void* buffer) {
 }
 
 void RaiseTo(std::atomic<int64_t>* value, int64_t at_least) {
-  int64_t seen = value->load();
-  while (seen < at_least && !value->compare_exchange_weak(seen, at_least)) {
+  int64_t seen = value->load(std::memory_order_relaxed);
+  while (seen < at_least && !value->compare_exchange_weak(seen, at_least, std::memory_order_relaxed)) {
   }
 }
 
@@ -72,7 +77,7 @@ PJRT_Error* ChipMemory::Reserve(int64_t bytes, int64_t transient) {
   }
   RaiseTo(&peak_, total + transient);
   RaiseTo(&largest_, bytes);
-  ++allocations_;
+  allocations_.fetch_add(1, std::memory_order_relaxed);
   return nullptr;
 }
 
@@ -101,7 +106,16 @@ void AttachBuffer(const void* buffer, int chip, int64_t bytes) {
   if (bytes == 0) return;
   Shard& shard = ShardOf(buffer);
   std::lock_guard lock(shard.mutex);
-  shard.buffers[buffer] = {chip, bytes};
+  if (shard.spare.empty()) {
+    shard.buffers[buffer] = {chip, bytes};
+    return;
+  }
+  Owners::node_type node = std::move(shard.spare.back());
+  shard.spare.pop_back();
+  node.key() = buffer;
+  node.mapped() = {chip, bytes};
+  auto inserted = shard.buffers.insert(std::move(node));
+  if (!inserted.inserted) inserted.position->second = {chip, bytes};
 }
 
 void ReleaseBuffer(const void* buffer) {
@@ -112,7 +126,8 @@ void ReleaseBuffer(const void* buffer) {
     auto found = shard.buffers.find(buffer);
     if (found == shard.buffers.end()) return;
     owned = found->second;
-    shard.buffers.erase(found);
+    Owners::node_type node = shard.buffers.extract(found);
+    if (shard.spare.size() < kMostSpare) shard.spare.push_back(std::move(node));
   }
   MemoryOf(owned.chip).Release(owned.bytes);
 }

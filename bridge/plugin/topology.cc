@@ -258,7 +258,6 @@ PJRT_Error* NotHere(void*) {
 // ---- Extensions of the inner plugin that take one of our objects.
 
 PJRT_MemoryDescriptions_Extension* inner_memory_descriptions;
-PJRT_Layouts_Extension* inner_layouts;
 
 PJRT_Error* MemoryDescriptions(PJRT_DeviceDescription_MemoryDescriptions_Args* args) {
   auto inner = *args;
@@ -270,17 +269,6 @@ PJRT_Error* MemoryDescriptions(PJRT_DeviceDescription_MemoryDescriptions_Args* a
   args->memory_descriptions = inner.memory_descriptions;
   args->num_memory_descriptions = inner.num_memory_descriptions;
   args->default_memory_index = inner.default_memory_index;
-  return error;
-}
-
-PJRT_Error* DefaultLayout(PJRT_Layouts_PJRT_Topology_GetDefaultLayout_Args* args) {
-  auto inner = *args;
-  inner.topology_description = Of(args->topology_description).inner;
-  if (inner.topology_description == nullptr) return Unimplemented("layouts need the topology of a live client");
-  auto function = reinterpret_cast<PJRT_Error* (*)(PJRT_Layouts_PJRT_Topology_GetDefaultLayout_Args*)>(
-      inner_layouts->PJRT_Layouts_PJRT_Topology_GetDefaultLayout);
-  PJRT_Error* error = function(&inner);
-  args->layout = inner.layout;
   return error;
 }
 
@@ -297,14 +285,6 @@ PJRT_Extension_Base* MemoryDescriptionsExtension() {
   if (inner_memory_descriptions == nullptr) return nullptr;
   static PJRT_MemoryDescriptions_Extension extension = *inner_memory_descriptions;
   extension.PJRT_DeviceDescription_MemoryDescriptions = Untyped(MemoryDescriptions);
-  return &extension.base;
-}
-
-PJRT_Extension_Base* LayoutsExtension() {
-  inner_layouts = reinterpret_cast<PJRT_Layouts_Extension*>(InnerExtension(PJRT_Extension_Type_Layouts));
-  if (inner_layouts == nullptr) return nullptr;
-  static PJRT_Layouts_Extension extension = *inner_layouts;
-  extension.PJRT_Layouts_PJRT_Topology_GetDefaultLayout = Untyped(DefaultLayout);
   return &extension.base;
 }
 

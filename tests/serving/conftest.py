@@ -132,19 +132,21 @@ class Reference:
             return self.model(torch.tensor([tokens])).logits[0].float()
 
     def greedy(self, prompt: list[int], tokens: int) -> tuple[list[int], list[float]]:
-        """The `tokens` that generate() answers greedily, and at each the gap between the two best logits."""
-        question = torch.tensor([prompt])
-        answer = self.model.generate(
-            question,
-            attention_mask=torch.ones_like(question),
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        pairs = [logits[0].float().topk(2).values.tolist() for logits in answer.logits]
-        return answer.sequences[0, len(prompt) :].tolist(), [best - second for best, second in pairs]
+        """`tokens` tokens by greedy choice, with a cache as in generate(); at each the gap between the two best logits.
+
+        An end of text is a token like others, which generate() has no option for.
+        """
+        answer, gaps, last, cache = [], [], prompt, None
+        while len(answer) < tokens:
+            with torch.inference_mode():
+                output = self.model(torch.tensor([last]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = output.past_key_values
+            logits = output.logits[0, -1].float()
+            best, second = logits.topk(2).values.tolist()
+            last = [logits.argmax().item()]
+            answer += last
+            gaps.append(best - second)
+        return answer, gaps
 
     def exact_logits(self, tokens: list[int]) -> torch.Tensor:
         """As `logits`, computed in float32 whatever the server's dtype."""
