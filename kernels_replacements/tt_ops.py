@@ -25,15 +25,26 @@ def register() -> None:
     import jax
     from torch_tpu._internal.pallas.pallas import jax_op
 
-    from kernels_replacements import tt_calls
+    from kernels_replacements import tt_calls, window_attention
 
     array = jax.Array
 
-    def decode(q: array, k_cache: array, v_cache: array, page_table: array, positions: array, scale: float) -> array:
-        return tt_calls.paged_attention_decode(q, k_cache, v_cache, page_table, positions, scale=scale)
+    def decode(
+        q: array, k_cache: array, v_cache: array, page_table: array, positions: array, scale: float, window: int
+    ) -> array:
+        return tt_calls.paged_attention_decode(
+            q, k_cache, v_cache, page_table, positions, scale=scale, sliding_window=window or None
+        )
 
     def chunked(q: array, k_cache: array, v_cache: array, page_table: array, start: array, scale: float) -> array:
         return tt_calls.chunked_attention(q, k_cache, v_cache, page_table, start, scale=scale)
+
+    def windowed(
+        q: array, k_cache: array, v_cache: array, page_table: array, start: array, scale: float, window: int
+    ) -> array:
+        return window_attention.chunked_window_attention(
+            q, k_cache, v_cache, page_table, start, scale=scale, sliding_window=window
+        )
 
     def update(cache: array, x: array, positions: array, page_table: array) -> array:
         return tt_calls.paged_update_cache(cache, x, positions, page_table)
@@ -43,6 +54,7 @@ def register() -> None:
         _registered = types.SimpleNamespace(
             decode=jax_op("tt::paged_attention_decode", decode),
             chunked=jax_op("tt::chunked_attention", chunked),
+            windowed=jax_op("tt::chunked_window_attention", windowed),
             update=jax_op("tt::paged_update_cache", update),
         )
 
@@ -66,6 +78,7 @@ def paged_attention_decode(
     page_table: torch.Tensor,
     positions: torch.Tensor,
     scale: float,
+    sliding_window: int | None = None,
 ) -> torch.Tensor:
     """One new token of each request attends to its pages up to its own position.
 
@@ -74,6 +87,7 @@ def paged_attention_decode(
         k_cache, v_cache: [pages, kv_heads, page_size, head_dim].
         page_table: [requests, table_width] int.
         positions: [requests] int.
+        sliding_window: only the last so many positions are seen, the token's own among them.
 
     Returns:
         [requests, heads, head_dim] in q's dtype.
@@ -81,7 +95,9 @@ def paged_attention_decode(
     Raises:
         KernelError: shapes or dtypes that TTNN's kernel does not take.
     """
-    return _operators().decode(q[None], k_cache, v_cache, _table(page_table), positions.int(), scale)[0]
+    return _operators().decode(
+        q[None], k_cache, v_cache, _table(page_table), positions.int(), scale, sliding_window or 0
+    )[0]
 
 
 def chunked_attention(
@@ -91,6 +107,7 @@ def chunked_attention(
     page_table: torch.Tensor,
     start: torch.Tensor,
     scale: float,
+    sliding_window: int | None = None,
 ) -> torch.Tensor:
     """A chunk of one request attends, causally, to everything before it and to itself.
 
@@ -99,12 +116,15 @@ def chunked_attention(
         k_cache, v_cache: [pages, kv_heads, page_size, head_dim], the chunk already written.
         page_table: [1, table_width] int.
         start: [] int; on silicon a multiple of the tokens.
+        sliding_window: each token sees only the last so many positions, its own among them.
 
     Returns:
         [tokens, heads, head_dim] in q's dtype.
     """
-    rows = q.transpose(0, 1)[None]
-    return _operators().chunked(rows, k_cache, v_cache, _table(page_table), start.int()[None], scale)[0].transpose(0, 1)
+    arguments = (q.transpose(0, 1)[None], k_cache, v_cache, _table(page_table), start.int()[None], scale)
+    if sliding_window is None:
+        return _operators().chunked(*arguments)[0].transpose(0, 1)
+    return _operators().windowed(*arguments, sliding_window)[0].transpose(0, 1)
 
 
 def paged_update_cache(

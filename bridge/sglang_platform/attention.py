@@ -37,7 +37,6 @@ class Step:
 
 def _refuse(layer: RadixAttention, arguments: dict[str, Any]) -> None:
     wanted = {
-        "a sliding window": layer.sliding_window_size > 0,
         "a logit cap": layer.logit_cap > 0,
         "cross attention": layer.is_cross_attention,
         "attention that is not causal": layer.attn_type != AttentionType.DECODER,
@@ -92,10 +91,12 @@ class PagedAttention(AttentionBackend):
                 step.caches[index + offset] = self._write(step, step.caches[index + offset], x)
         keys, values = step.caches[index : index + 2]
         q = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        if step.positions is not None:
-            out = tt_ops.paged_attention_decode(q, keys, values, step.page_table, step.positions, layer.scaling)
-        else:
-            out = tt_ops.chunked_attention(q, keys, values, step.page_table, step.start, layer.scaling)
+        attend, place = tt_ops.paged_attention_decode, step.positions
+        if place is None:
+            attend, place = tt_ops.chunked_attention, step.start
+        # SGLang's size is that of what lies before a token.
+        window = layer.sliding_window_size + 1 if layer.sliding_window_size > 0 else None
+        out = attend(q, keys, values, step.page_table, place, layer.scaling, window)
         return out.reshape(out.shape[0], -1)
 
     @staticmethod

@@ -123,6 +123,8 @@ class ModelPrograms:
             batch = self._forward_batch(mode, ids, positions, length[None])
         with (
             torch.no_grad(),
+            # Some models compile a function of their own, which is part of the program here.
+            torch.compiler.set_stance("force_eager"),
             self._attention.tracing(step),
             forward_context(ForwardContext(attn_backend=self._attention), forward_batch=batch),
         ):

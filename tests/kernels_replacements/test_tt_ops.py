@@ -24,7 +24,9 @@ def program(keys, values, q, x, table, positions, chunk, start):
     keys = tt_ops.paged_update_cache(keys, x, table, positions)
     one = tt_ops.paged_attention_decode(q, keys, values, table, positions, 0.2)
     many = tt_ops.chunked_attention(chunk, keys, values, table[:1], start, 0.2)
-    return keys, one, many
+    near = tt_ops.paged_attention_decode(q, keys, values, table, positions, 0.2, {window})
+    within = tt_ops.chunked_attention(chunk, keys, values, table[:1], start, 0.2, {window})
+    return keys, one, many, near, within
 
 
 def attend(q, keys, values, visible):
@@ -35,7 +37,7 @@ def attend(q, keys, values, visible):
 
 inputs = [t.to("tpu") for t in (keys, values, q, x, table, positions, chunk, torch.tensor(96))]
 result = (torch.compile(program) if compiled else program)(*inputs)
-written, one, many = (t.cpu() for t in result)
+written, one, many, near, within = (t.cpu() for t in result)
 for b in range(3):
     keys[table[b, positions[b] // size], :, positions[b] % size] = x[b]
 assert torch.equal(written, keys)
@@ -45,19 +47,26 @@ limit = 1e-5 if dtype == torch.float32 else 2e-2
 for b in range(3):
     expected = attend(q[b : b + 1], *held[b], at[None] <= positions[b])
     torch.testing.assert_close(one[b : b + 1].float(), expected, rtol=limit, atol=limit)
-expected = attend(chunk, *held[0], at[None] <= 96 + torch.arange(64)[:, None])
+    expected = attend(q[b : b + 1], *held[b], (at[None] <= positions[b]) & (at[None] > positions[b] - {window}))
+    torch.testing.assert_close(near[b : b + 1].float(), expected, rtol=limit, atol=limit)
+asking = 96 + torch.arange(64)[:, None]
+expected = attend(chunk, *held[0], at[None] <= asking)
 torch.testing.assert_close(many.float(), expected, rtol=limit, atol=limit)
+expected = attend(chunk, *held[0], (at[None] <= asking) & (at[None] > asking - {window}))
+torch.testing.assert_close(within.float(), expected, rtol=limit, atol=limit)
 """
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_cache_and_attention(dtype, compiled, tmp_path, root):
-    """A written row, a decode step and a prefill chunk are what torch computes from the same pages."""
+@pytest.mark.parametrize(
+    ("dtype", "compiled", "window"),
+    [("float32", False, 1), ("float32", True, 40), ("bfloat16", False, 40), ("bfloat16", True, 1000)],
+)
+def test_cache_and_attention(dtype, compiled, window, tmp_path, root):
+    """A written row, a decode step and a prefill chunk, with and without a window, are what torch computes."""
     ours = ("LIBTT", "TT_TPU", "TPU", "TORCH")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment = clean | {"LIBTT_TPU_COMPAT": "1", "TT_TPU_CACHE_DIR": str(tmp_path)}
-    source = PROGRAM.format(dtype=dtype, compiled=compiled)
+    source = PROGRAM.format(dtype=dtype, compiled=compiled, window=window)
     command = [sys.executable, "-c", source]
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from kernels_replacements import dense_attention, gated_delta, latent_attention, moe, paged_attention, quantized_matmul
+from kernels_replacements import dense_attention, gated_delta, latent_attention, moe, paged_attention, quantized_matmul, window_attention
 
 BF16, F32, I32 = jnp.bfloat16, jnp.float32, jnp.int32
 SEQUENCES, WIDTH, PAGES, TOKENS = 4, 8, 32, 64
@@ -46,5 +46,6 @@ PROGRAMS = {
     "routing and experts": (fused_moe, s(32, 256), s(8, 2, 256, 128), s(8, 128, 256), s(32, 8)),
     "grouped products": (moe.gmm, s(TOKENS, 64), s(4, 64, 64), s(4, dtype=I32)),
     "update of slices": (paged_attention.kv_cache_update, s(32, 4, 128), s(3, 8, dtype=I32), s(256, 4, 128), s(1, dtype=I32)),
+    "chunk under a window": (functools.partial(window_attention.chunked_window_attention, scale=0.125, sliding_window=100), s(1, 8, 64, 64), s(PAGES, 2, 32, 64), s(PAGES, 2, 32, 64), s(1, WIDTH, dtype=I32), s(1, dtype=I32)),
     "product": (functools.partial(quantized_matmul.matmul, block_shape=(32, 32)), s(64, 64), s(64, 64)),
 }  # fmt: skip

@@ -5,6 +5,7 @@ Without options, two servers are started one after the other through
 same tests talk to a live server; those that need its process are left out.
 """
 
+import contextlib
 import dataclasses
 import json
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -184,14 +186,20 @@ def server(request, smollm2, tmp_path_factory):
     if request.param == "live":
         yield _live(request.config)
         return
-    model = str(smollm2(request.param))
+    with running(smollm2(request.param), request.param, tmp_path_factory.mktemp("server")) as under_test:
+        yield under_test
+
+
+@contextlib.contextmanager
+def running(model: Path, dtype: str, folder: Path, *options: str) -> Iterator[Server]:
+    """A server of `model` by `tt-tpu serve` with further `options`, its log in `folder`."""
     address = Address("127.0.0.1", free_port())
-    command = [sys.executable, "-m", "launch.cli", "serve", model, "--port", str(address.port), "--dtype", request.param]
-    log = tmp_path_factory.mktemp("server") / f"{request.param}.log"
+    command = [sys.executable, "-m", "launch.cli", "serve", str(model), "--port", str(address.port), "--dtype", dtype]
+    log = folder / f"{dtype}.log"
     with log.open("wb") as output:
         before = frozenset(SHARED_MEMORY.iterdir())
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        under_test = Server(str(address), model, request.param, CONTEXT, process, before)
+        process = subprocess.Popen([*command, *options], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        under_test = Server(str(address), str(model), dtype, CONTEXT, process, before)
         threading.Thread(target=under_test.watch_memory, daemon=True).start()
         try:
             wait_ready(process, address, READY_SECONDS)
@@ -199,6 +207,12 @@ def server(request, smollm2, tmp_path_factory):
         finally:
             stop(process, seconds=20)
             print(log.read_text(errors="replace")[-8000:])  # pytest shows it with a test that failed
+
+
+@pytest.fixture(scope="session")
+def serve():
+    """running(): for a test that needs a server of its own."""
+    return running
 
 
 def _live(config) -> Server:
