@@ -10,6 +10,7 @@ from pathlib import Path
 from pypjrt import _abi
 
 _VOIDP = ctypes.c_void_p
+_DEVICE_COUNT, _INT64 = b"cpu_device_count", 1  # an option of XLA's CPU plugin; PJRT_NamedValue_kInt64
 _CALL = ctypes.CFUNCTYPE(_VOIDP, _VOIDP)
 
 
@@ -22,7 +23,7 @@ class InnerError(Exception):
 
 
 class InnerPlugin:
-    """A loaded PJRT plugin with one client, which lives as long as the process.
+    """A loaded PJRT plugin with a client for each number of devices, which lives as long as the process.
 
     Args:
         library: shared library that exports `GetInnerPjrtApi` (ours: the inner API
@@ -41,15 +42,16 @@ class InnerPlugin:
         version = [ctypes.c_int32.from_address(self._api + offset).value for offset in (major, minor)]
         self._abi, _ = _abi.load(*version)
         self._call("PJRT_Plugin_Initialize")
-        self._client = self._call("PJRT_Client_Create").client
+        self._clients = {1: self._call("PJRT_Client_Create").client}
 
-    def compile(self, program: bytes, form: str, options: bytes) -> bytes:
+    def compile(self, program: bytes, form: str, options: bytes, devices: int = 1) -> bytes:
         """Compile and serialize.
 
         Args:
             program: StableHLO portable artifact, MLIR bytecode or text.
             form: PJRT's program format, "mlir".
             options: a serialized CompileOptionsProto.
+            devices: how many devices of one client run the program.
 
         Returns:
             The serialized executable of the inner plugin.
@@ -60,7 +62,7 @@ class InnerPlugin:
         code, name, opts = (ctypes.create_string_buffer(b, len(b)) for b in (program, form.encode(), options))
         described = self._structure("PJRT_Program", code=_address(code), code_size=len(code),
                                     format=_address(name), format_size=len(name))  # fmt: skip
-        loaded = self._call("PJRT_Client_Compile", client=self._client, program=ctypes.addressof(described),
+        loaded = self._call("PJRT_Client_Compile", client=self._client(devices), program=ctypes.addressof(described),
                             compile_options=_address(opts), compile_options_size=len(opts)).executable  # fmt: skip
         executable = self._call("PJRT_LoadedExecutable_GetExecutable", loaded_executable=loaded).executable
         try:
@@ -69,6 +71,15 @@ class InnerPlugin:
             self._call("PJRT_Executable_Destroy", executable=executable)
             self._call("PJRT_LoadedExecutable_Destroy", executable=loaded)
 
+    def _client(self, devices: int) -> int:
+        if devices not in self._clients:
+            name = ctypes.create_string_buffer(_DEVICE_COUNT, len(_DEVICE_COUNT))
+            count = self._structure("PJRT_NamedValue", name=_address(name), name_size=len(name),
+                                    type=_INT64, int64_value=devices, value_size=1)  # fmt: skip
+            created = self._call("PJRT_Client_Create", create_options=ctypes.addressof(count), num_options=1)
+            self._clients[devices] = created.client
+        return self._clients[devices]
+
     def _serialize(self, executable: int) -> bytes:
         answer = self._call("PJRT_Executable_Serialize", executable=executable)
         try:
@@ -76,14 +87,14 @@ class InnerPlugin:
         finally:
             ctypes.CFUNCTYPE(None, _VOIDP)(answer.serialized_executable_deleter)(answer.serialized_executable)
 
-    def _structure(self, name: str, **fields) -> ctypes.Structure:
+    def _structure(self, name: str, /, **fields) -> ctypes.Structure:
         return getattr(self._abi, name)(getattr(self._abi, f"{name}_STRUCT_SIZE"), **fields)
 
     def _function(self, name: str):
         slot = self._api + self._abi.VTABLE_OFFSET + 8 * self._abi.SLOT[name]
         return _CALL(_VOIDP.from_address(slot).value)
 
-    def _call(self, name: str, **fields) -> ctypes.Structure:
+    def _call(self, name: str, /, **fields) -> ctypes.Structure:
         """Call a PJRT function and return its argument structure, which holds the answer."""
         arguments = self._structure(f"{name}_Args", **fields)
         failure = self._function(name)(ctypes.addressof(arguments))

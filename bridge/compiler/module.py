@@ -38,8 +38,13 @@ def parse(context: ir.Context, program: bytes) -> ir.Module:
 
 
 def serialize(module: ir.Module, version: str) -> bytes:
-    """The module as a portable artifact of StableHLO `version` ("1.17.0") or jaxlib's, whichever is older."""
-    return hlo.serialize_portable_artifact(module, hlo.get_smaller_version(version, hlo.get_current_version()))
+    """The module as a portable artifact of StableHLO `version` ("1.17.0") or jaxlib's, whichever is older.
+
+    Shardy's operations, which have no versions, go along as they are.
+    """
+    version = hlo.get_smaller_version(version, hlo.get_current_version())
+    sharded = any(op.operation.name.startswith("sdy.") for op in operations(module))
+    return hlo.serialize_portable_artifact(module, version, allow_other_dialects=sharded)
 
 
 def operations(root: ir.Module | ir.OpView, *names: str) -> Iterator[ir.OpView]:

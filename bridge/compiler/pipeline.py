@@ -24,11 +24,12 @@ from bridge.errors import CompileError
 
 # Custom calls that XLA's CPU compiler gives a meaning to.
 _XLA_CPU = frozenset(("TopK", "Qr", "ProductOfElementaryHouseholderReflectors", "Eigh"))
+_LU = "LuDecomposition"
 # Typed FFI handlers of bridge/plugin/ffi. Those of tt.* calls compute what bridge/emulator says, faster.
 _OURS = frozenset(
     (
         MATMUL,
-        "LuDecomposition",
+        _LU,
         "tt.paged_scaled_dot_product_attention_decode",
         "tt.chunked_scaled_dot_product_attention",
         "tt.paged_update_cache",
@@ -62,6 +63,10 @@ def passes(backend: str, placement: Placement = ALONE) -> tuple[modules.Pass, ..
         # Chips of a mesh have collectives of their own.
         refuse = functools.partial(fail_closed, known=LIBTT_CALLS, collectives=placement.spread)
         return (inline_composites, narrow_products, spell_tt_calls, refuse)
+    if placement.here > 1:
+        # XLA divides the program and has collectives between its devices; into calls of ours it cannot look.
+        refuse = functools.partial(fail_closed, known=_XLA_CPU | {_LU}, collectives=True)
+        return (expand_composites, inline_composites, expand_tt_calls, accumulate_wide, refuse)
     return (
         expand_composites,
         inline_composites,

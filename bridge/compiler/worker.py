@@ -40,12 +40,13 @@ class Worker:
         """The reply frame (kind, blobs) to one compile request; `placement` as bridge.compiler.placement has it."""
         if form != "mlir":
             raise CompileError(f"program format {form!r} is not supported: hand in StableHLO as 'mlir'")
-        rewritten = self._rewrite(self._context, program, self._backend, self._version, parse(placement))
+        placed = parse(placement)
+        rewritten = self._rewrite(self._context, program, self._backend, self._version, placed)
         named = {"donated": rewritten.donated, "name": rewritten.name, "collectives": rewritten.collectives}
         metadata = json.dumps(named).encode()
         if self._inner is None:
             return Kind.REWRITTEN, rewritten.program, metadata
-        return Kind.EXECUTABLE, self._inner.compile(rewritten.program, form, exact(options)), metadata
+        return Kind.EXECUTABLE, self._inner.compile(rewritten.program, form, exact(options), placed.here), metadata
 
 
 def explain(error: Exception) -> tuple[int, bytes, bytes]:

@@ -53,6 +53,8 @@ PJRT_Error* Compile(PJRT_Client_Compile_Args* args) {
     if (PJRT_Error* error = PlaceOnOwnDevice(&own_options, &placement)) return error;
     placed = placement.Text();
     if (GetConfig().emulated()) options = std::move(own_options);
+  } else if (int64_t devices = DeviceCount(options); devices > 1) {
+    placed = "here " + std::to_string(devices);
   }
   CompiledProgram compiled;
   if (PJRT_Error* error = CompileRemotely(View(program.code, program.code_size),

@@ -205,6 +205,19 @@ PJRT_Error* PlaceOnOwnDevice(std::string* options, Placement* placement) {
   return CheckPlacement(placement);
 }
 
+int64_t DeviceCount(std::string_view options) {
+  int64_t replicas = 1, partitions = 1;
+  while (auto field = TakeField(&options)) {
+    if (field->number != kExecutableBuildOptions) continue;
+    std::string_view build_options = field->body;
+    while (auto inner = TakeField(&build_options)) {
+      if (inner->number == kNumReplicas) replicas = inner->number_value;
+      if (inner->number == kNumPartitions) partitions = inner->number_value;
+    }
+  }
+  return std::max<int64_t>(replicas, 1) * std::max<int64_t>(partitions, 1);
+}
+
 std::string FilterCompileOptions(std::string_view serialized) {
   std::string kept;
   std::string_view rest = serialized;

@@ -15,6 +15,9 @@ namespace tt {
 // they mean nothing. Dropped ones are logged at debug level.
 std::string FilterCompileOptions(std::string_view serialized);
 
+// How many devices the options (serialized) are for: replicas times partitions.
+int64_t DeviceCount(std::string_view options);
+
 // Which devices a program is for.
 struct Placement {
   int64_t replicas = 1, partitions = 1;
