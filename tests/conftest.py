@@ -1,5 +1,7 @@
 """What all tests share: options of the command line, and a real model's checkpoint."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,22 @@ with pytest.MonkeyPatch.context() as environment:
 from launch.checkpoint import smollm2_checkpoint
 
 ROOT = Path(__file__).absolute().parent.parent
+
+
+_status = pytest.StashKey[int]()
+
+
+def pytest_sessionfinish(session, exitstatus):
+    session.config.stash[_status] = exitstatus
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config):
+    """End here: the plugins that tests have loaded into this process have threads and destructors that outlive Python."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if _status in config.stash:
+        os._exit(int(config.stash[_status]))
 
 
 def pytest_addoption(parser):
