@@ -8,7 +8,7 @@ torch_tpu's gaps (op_verdicts.py says what those are).
 
     python benchmarks/op_conformance.py [--only NAME ...] [--sample 4] [--jobs 1] [--table FILE] [--json]
 
-All of it takes about an hour on two cores.
+All of it takes about ten minutes on two idle cores.
 """
 
 import argparse
