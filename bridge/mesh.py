@@ -15,6 +15,9 @@ from bridge.errors import MeshError
 from bridge.settings import Launched, Settings
 
 _DEFAULT_MASTER = ("127.0.0.1", 29500)
+# torch_tpu's own way to share programs between ranks leaves files and locks in shared memory, which every user can
+# write, for ever. Ours compile a program once for all of them: they share the compile service.
+_NO_SHARED_CACHE = {"TORCH_TPU_TIER2_COMPILATION_CACHE": "disabled"}
 
 
 def environment(settings: Settings, backend: Backend, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -31,7 +34,7 @@ def environment(settings: Settings, backend: Backend, environ: Mapping[str, str]
         wanted = _for_torch_tpu(launched, mesh)
         if backend.name == "libtt":
             wanted |= _for_libtt(settings, launched, mesh, backend)
-    return {name: value for name, value in wanted.items() if not environ.get(name)}
+    return {name: value for name, value in (wanted | _NO_SHARED_CACHE).items() if not environ.get(name)}
 
 
 def choose(settings: Settings, backend: Backend, chips: int, hosts: int = 1) -> mesh_descriptors.Mesh:

@@ -36,6 +36,8 @@ def pytest_unconfigure(config):
 def pytest_addoption(parser):
     group = parser.getgroup("tt-tpu-bridge")
     group.addoption("--server-url", help="run tests/serving against this live server instead of one of their own")
+    group.addoption("--random-programs", type=int, default=30, help="random programs of collectives for each world size")
+    group.addoption("--random-kills", type=int, default=4, help="ranks of meshes that are killed at random moments")
     group.addoption("--model", help="the live server's model: a folder or name that transformers can load")
 
 

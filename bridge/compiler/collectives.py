@@ -148,7 +148,7 @@ class _Lowering:
             return tuple((rank,) for rank in self.placement.ranks)
         if not numbers:
             return (self.placement.ranks,)
-        return tuple(tuple(self._rank(op, number) for number in group if number >= 0) for group in numbers)
+        return tuple(tuple(self._rank(op, number) for number in group) for group in numbers)
 
     def _rank(self, op: ir.OpView, number: int) -> int:
         if not 0 <= number < len(self.placement.ranks):
@@ -171,18 +171,9 @@ class _Lowering:
         return list(op.operands)
 
     def _flat(self, op: ir.OpView) -> dict[str, ir.Attribute]:
-        """The groups as attributes; shorter ones are filled up with -1."""
+        """The groups as attributes; StableHLO has them all of one size."""
         groups = self._groups(op)
-        size = max(map(len, groups))
-        flat = [rank for group in groups for rank in (*group, *[-1] * (size - len(group)))]
-        return {"groups": _int64s(flat), "group_size": _int64(size)}
-
-    def _size(self, op: ir.OpView) -> int:
-        """The one size of all groups."""
-        sizes = {len(group) for group in self._groups(op)}
-        if len(sizes) != 1:
-            raise CompileError(f"{op.operation.name} with groups of different sizes is not possible")
-        return sizes.pop()
+        return {"groups": _int64s([rank for group in groups for rank in group]), "group_size": _int64(len(groups[0]))}
 
     # ---- One method an operation: (operation, chain) to (results, chain)
 
@@ -191,7 +182,6 @@ class _Lowering:
         return _each(op, chain, lambda x, y, c: _call("all_reduce", [x], y, c, attributes, _REDUCED))
 
     def _all_gather(self, op, chain):
-        self._size(op)
         dimension = ir.IntegerAttr(op.attributes["all_gather_dim"]).value
         groups = self._flat(op)
 
@@ -202,21 +192,20 @@ class _Lowering:
         return _each(op, chain, gather)
 
     def _reduce_scatter(self, op, chain):
-        self._size(op)
         dimension = ir.IntegerAttr(op.attributes["scatter_dimension"]).value
         rows = math.prod(ir.ShapedType(op.operands[0].type).shape[:dimension])
         attributes = self._flat(op) | {"rows": _int64(rows), "reduction": ir.StringAttr.get(_reducer(op))}
         return _each(op, chain, lambda x, y, c: _call("reduce_scatter", [x], y, c, attributes, _REDUCED))
 
     def _all_to_all(self, op, chain):
-        count = self._size(op)
+        count = len(self._groups(op)[0])
         split, concat = (ir.IntegerAttr(op.attributes[f"{name}_dimension"]).value for name in ("split", "concat"))
         groups = self._flat(op)
         return _each(op, chain, lambda x, y, c: _exchange(x, y, c, groups, split, concat, count))
 
     def _ragged(self, op, chain):
         x, output, input_offsets, send_sizes, output_offsets, _ = op.operands
-        if self._size(op) != ir.ShapedType(send_sizes.type).shape[0]:
+        if len(self._groups(op)[0]) != ir.ShapedType(send_sizes.type).shape[0]:
             raise CompileError("ragged_all_to_all takes one slice for each rank of a group, not several")
         operands = [x, output, input_offsets, send_sizes, output_offsets]
         result, chain = _call("ragged_all_to_all", operands, op.results[0].type, chain, self._flat(op))
@@ -399,7 +388,7 @@ def _target(op: ir.OpView) -> str:
 
 
 def _numbers(op: ir.OpView) -> list[list[int]]:
-    """replica_groups as they are written; shorter groups end in -1."""
+    """replica_groups as they are written."""
     holder = op.attributes
     if op.operation.name == "stablehlo.custom_call":
         holder = ir.DictAttr(op.attributes["backend_config" if "backend_config" in op.attributes else "mhlo.backend_config"])
