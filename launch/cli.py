@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from bridge import __version__
 from bridge.errors import BridgeError
-from launch import doctor, kernels, serve
+from launch import doctor, kernels, run, serve
 
-COMMANDS = {"doctor": doctor, "kernels": kernels, "serve": serve}
+COMMANDS = {"doctor": doctor, "kernels": kernels, "run": run, "serve": serve}
 
 
 def parser() -> argparse.ArgumentParser:

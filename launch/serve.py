@@ -7,13 +7,13 @@ and SIGINT end it, and the exit status is the server's.
 
 import argparse
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 
 from bridge import backend, settings
 from bridge.errors import LaunchError
 from launch import model, server
+from launch.signals import Stopped, watch
 
 CONTEXT = 2048
 DEFAULTS = (
@@ -72,11 +72,11 @@ def run(args: argparse.Namespace, passed_on: Sequence[str]) -> int:
     _say(shlex.join(arguments))
     process = server.start(arguments)
     try:
-        _watch_signals()
+        watch()
         seconds = server.wait_ready(process, address, args.ready_seconds)
         _say(f"ready at {address} after {seconds:.0f} s")
         process.wait()
-    except _Stopped:
+    except Stopped:
         pass
     finally:
         status = server.stop(process)
@@ -85,20 +85,3 @@ def run(args: argparse.Namespace, passed_on: Sequence[str]) -> int:
 
 def _say(text: str) -> None:
     print(f"tt-tpu serve: {text}", file=sys.stderr, flush=True)
-
-
-class _Stopped(Exception):
-    """SIGTERM or SIGINT came."""
-
-
-def _watch_signals() -> None:
-    """Turn the first SIGTERM or SIGINT into _Stopped; later ones do not disturb the server's end."""
-
-    def stopped(*_):
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
-        raise _Stopped
-
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        signal.signal(number, stopped)
