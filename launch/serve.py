@@ -17,7 +17,6 @@ from launch.signals import Stopped, watch
 
 CONTEXT = 2048
 DEFAULTS = (
-    ("--tp-size", "1"),
     ("--dtype", "bfloat16"),
     ("--mem-fraction-static", "0.75"),
     ("--max-total-tokens", "16384"),
@@ -34,6 +33,7 @@ DEFAULTS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that are not SGLang's."""
     parser.add_argument("model", metavar="MODEL", help="a folder in Hugging Face's layout, or a name on a model hub")
+    parser.add_argument("--chips", type=int, default=1, metavar="N", help="divide the model over N chips (default 1)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=_port, default=31000, help="port to listen on (default %(default)s)")
     parser.add_argument(
@@ -48,14 +48,15 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def options(context: int | None, given: Sequence[str]) -> list[str]:
+def options(context: int | None, given: Sequence[str], chips: int = 1) -> list[str]:
     """SGLang's options: each default that `given` does not name, then `given`.
 
     Args:
         context: positions that the model was made for, None if unknown.
         given: the user's options for SGLang.
+        chips: over how many the model is divided.
     """
-    defaults = [*DEFAULTS, ("--context-length", str(min(CONTEXT, context or CONTEXT)))]
+    defaults = [*DEFAULTS, ("--tp-size", str(chips)), ("--context-length", str(min(CONTEXT, context or CONTEXT)))]
     named = {option.partition("=")[0] for option in given}
     return [word for default in defaults if default[0] not in named for word in default] + list(given)
 
@@ -67,7 +68,7 @@ def run(args: argparse.Namespace, passed_on: Sequence[str]) -> int:
     chosen = backend.resolve(settings.load())
     if not address.free():
         raise LaunchError(f"port {args.port} of {args.host} is in use: end what listens there, or choose another --port")
-    arguments = server.command(found.path, address, options(found.context, passed_on))
+    arguments = server.command(found.path, address, options(found.context, passed_on, args.chips))
     _say(f"backend {chosen.name}: {chosen.reason}")
     _say(shlex.join(arguments))
     process = server.start(arguments)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import BridgeError, CheckpointError, SettingsError
-from bridge.sglang_platform import precision
+from bridge.sglang_platform import precision, tensor_parallel
 
 ATTENTION_BACKEND = SAMPLING_BACKEND = "tpu_oot"
 PAGE_SIZES = (32, 64, 128)
@@ -20,7 +20,7 @@ TILE = 32
 DEFAULT_BATCH_SIZES = (1, 4)
 DEFAULT_TOKENS = (64,)
 _KV_DTYPES = ("auto", "bf16", "bfloat16")
-_ONE = ("tp_size", "dp_size", "pp_size", "ep_size")
+_ONE = ("dp_size", "pp_size", "ep_size")
 _UNSET = (
     "speculative_algorithm",
     "enable_lora",
@@ -102,6 +102,7 @@ def check(arguments: Any) -> None:
     folder = Path(arguments.model_path)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json: --model-path wants a Hugging Face model folder or name")
+    tensor_parallel.check(getattr(arguments, "tp_size", None) or 1, folder / "config.json")
 
 
 def buckets(server_args: Any, config: Any) -> tuple[list[int], list[int]]:
@@ -123,6 +124,7 @@ def apply_defaults(server_args: Any) -> None:
     server_args.attention_backend = ATTENTION_BACKEND
     server_args.sampling_backend = SAMPLING_BACKEND
     precision.keep_logits_wide(server_args)
+    tensor_parallel.prepare(server_args)
     # Else an idle scheduler takes half a core from everything else on the machine.
     server_args.sleep_on_idle = True
     # A step's token ids are made on the host, so there is nothing to run ahead of.

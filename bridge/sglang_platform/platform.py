@@ -47,7 +47,9 @@ class TpuPlatform(SRTPlatform):
         return total - free
 
     def get_torch_distributed_backend_str(self) -> str:
-        return "gloo"
+        from bridge.sglang_platform import tensor_parallel
+
+        return tensor_parallel.distributed_backend()
 
     def get_compile_backend(self, mode: str | None = None) -> str:
         # For what SGLang compiles beside the model: small sums over host tensors, not worth a C++ compiler's time.

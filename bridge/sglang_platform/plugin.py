@@ -3,7 +3,7 @@
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from bridge.errors import BridgeError
-from bridge.sglang_platform import capture, flags, host_tensors, requests, sampler, shutdown, statistics, weights
+from bridge.sglang_platform import capture, flags, host_tensors, requests, sampler, shutdown, statistics, tensor_parallel, weights
 from bridge.sglang_platform.device_module import DEVICE
 from kernels_replacements.import_hooks import when_imported
 
@@ -14,6 +14,8 @@ _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
+_SCHEDULER = "sglang.srt.managers.scheduler"
 _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
 
 
@@ -26,6 +28,9 @@ HOOKS = (
     (f"{_SAMPLING_INFO}.from_schedule_batch", sampler.seed_requests, HookType.AFTER),
     (f"{_TOKENIZER}._validate_one_request", requests.refuse, HookType.BEFORE),
     (f"{_TOKENIZER}.sigterm_watchdog", shutdown.stop_soon, HookType.AROUND),
+    (f"{_SCHEDULER}.configure_scheduler_process", tensor_parallel.join_mesh, HookType.BEFORE),
+    (f"{_GROUP}.all_reduce", tensor_parallel.all_reduce, HookType.AROUND),
+    (f"{_GROUP}.all_gather", tensor_parallel.all_gather, HookType.AROUND),
     (f"{_STATE}.get_internal_state", statistics.add_counts, HookType.AFTER),
     (f"{_COMPONENTS}.cuda_graph_setup.capture_cuda_graphs", capture.compile_programs, HookType.REPLACE),
 )

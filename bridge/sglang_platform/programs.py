@@ -6,8 +6,9 @@ executable. Step data comes in as one array of integers, because every transfer
 to the chip costs about as much as a small program.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +63,18 @@ def compile_function(
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
     compiler = StaticCompiler(async_compile=True)
     return compiler(module, list(arguments), donated_inputs=list(donated), module_name=name)
+
+
+@contextlib.contextmanager
+def _collectives_inside() -> Iterator[None]:
+    """What is traced in here, the same on all ranks, keeps its collectives: else each would be a program of its own."""
+    from torch_tpu._internal.distributed import tpu_distributed
+
+    tpu_distributed.enter_spmd_safe_region()
+    try:
+        yield
+    finally:
+        tpu_distributed.exit_spmd_safe_region()
 
 
 class ModelPrograms:
@@ -123,6 +136,7 @@ class ModelPrograms:
             batch = self._forward_batch(mode, ids, positions, length[None])
         with (
             torch.no_grad(),
+            _collectives_inside(),
             # Some models compile a function of their own, which is part of the program here.
             torch.compiler.set_stance("force_eager"),
             self._attention.tracing(step),

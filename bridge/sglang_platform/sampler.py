@@ -5,6 +5,7 @@ had together with min_p, and compiles a kernel at the first draw. Here each
 request has a seed, its own or a random one.
 """
 
+import functools
 import random
 from typing import Any
 
@@ -15,11 +16,17 @@ from bridge.sglang_platform.draws import Filters, draw, uniform
 from bridge.sglang_platform.flags import SAMPLING_BACKEND
 
 
+@functools.cache
+def _seeds() -> random.Random:
+    """Seeds for requests without one: SGLang gives all ranks the same seed, and they must draw the same tokens."""
+    return random.Random(torch.initial_seed())
+
+
 def seed_requests(info: Any, _class: type, batch: Any, *_args: Any, **_kwargs: Any) -> None:
     """AFTER SamplingBatchInfo.from_schedule_batch: a seed for each request of the batch."""
     seeds = [request.sampling_params.sampling_seed for request in batch.reqs]
     info.sampling_seed = torch.tensor(
-        [random.getrandbits(63) if seed is None else seed for seed in seeds], dtype=torch.int64
+        [_seeds().getrandbits(63) if seed is None else seed for seed in seeds], dtype=torch.int64
     )
 
 

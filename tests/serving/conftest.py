@@ -91,7 +91,8 @@ class Server:
 
     def compile_requests(self) -> int:
         """How many programs the server's compile service was asked for, those found in its store included."""
-        (service,) = (p for p in self.processes() if "bridge.compiler.service" in p.cmdline())
+        running = (p for p in self.processes() if p.status() != psutil.STATUS_ZOMBIE)
+        (service,) = (p for p in running if "bridge.compiler.service" in p.cmdline())
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(service.cmdline()[-1])
             frames.send(connection, frames.Kind.STATS)

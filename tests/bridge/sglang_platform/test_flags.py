@@ -1,11 +1,12 @@
 """The server's arguments."""
 
 import argparse
+import json
 from types import SimpleNamespace
 
 import pytest
 
-from bridge.errors import CheckpointError, SettingsError
+from bridge.errors import CheckpointError, MeshError, SettingsError
 from bridge.sglang_platform import flags
 
 
@@ -30,7 +31,7 @@ def test_page_sizes_of_the_chip_pass(tmp_path, page_size):
         ({"page_size": 128}, ["--chunked-prefill-size 64", "128"]),
         ({"page_size": None, "chunked_prefill_size": 96}, ["--chunked-prefill-size 96", "64"]),
         ({"tpu_compile_tokens": [64, 50]}, ["--tpu-compile-tokens 50", "32"]),
-        ({"tp_size": 2}, ["--tp-size 2"]),
+        ({"dp_size": 2}, ["--dp-size 2"]),
         ({"speculative_algorithm": "EAGLE"}, ["--speculative-algorithm EAGLE"]),
         ({"return_hidden_states_mode": "last"}, ["--return-hidden-states-mode last"]),
         ({"is_embedding": True}, ["--is-embedding True"]),
@@ -42,6 +43,37 @@ def test_what_the_chip_cannot_serve_is_refused(tmp_path, given, named):
     with pytest.raises(SettingsError) as error:
         flags.check(arguments(tmp_path, **given))
     assert all(part in str(error.value) for part in named)
+
+
+def model_with(tmp_path, heads, kv_heads):
+    given = arguments(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": heads, "num_key_value_heads": kv_heads}))
+    return given
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(9, 3, 3), (8, 2, 2), (8, 2, 4), (8, 2, 8), (9, 3, 1)])
+def test_heads_that_can_be_divided_pass(tmp_path, heads, kv_heads, size):
+    """Key/value heads are shared out, or copied where there are fewer of them than chips."""
+    given = model_with(tmp_path, heads, kv_heads)
+    given.tp_size = size
+    flags.check(given)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "fitting"), [(9, 3, 2, "use 1, 3, 9"), (12, 4, 6, "use 1, 2, 4, 12")])
+def test_heads_that_cannot_be_divided_are_refused(tmp_path, heads, kv_heads, size, fitting):
+    """The message says which sizes are possible."""
+    given = model_with(tmp_path, heads, kv_heads)
+    given.tp_size = size
+    with pytest.raises(SettingsError, match=fitting):
+        flags.check(given)
+
+
+def test_a_number_of_chips_that_no_mesh_has_is_refused(tmp_path):
+    """Before a model is looked at."""
+    given = arguments(tmp_path)
+    given.tp_size = 7
+    with pytest.raises(MeshError, match="7 chips"):
+        flags.check(given)
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
