@@ -8,6 +8,7 @@ import os
 import sys
 
 from bridge import backend
+from bridge.errors import BridgeError
 from bridge.settings import load
 
 PLATFORM = "tt"
@@ -20,7 +21,11 @@ def initialize() -> None:
     In a program of torch_tpu the chip is torch's, and JAX, which only writes kernels
     there, gets it if JAX_PLATFORMS says so.
     """
-    if not load().compat:
+    try:
+        if not load().compat:
+            return
+    except BridgeError as error:
+        _refuse(str(error))
         return
     asked = PLATFORM in os.environ.get("JAX_PLATFORMS", "").split(",")
     if "torch_tpu" in sys.modules and not asked:
@@ -28,3 +33,13 @@ def initialize() -> None:
     from jax._src import xla_bridge
 
     xla_bridge.register_plugin(PLATFORM, priority=_PRIORITY, library_path=str(backend.PLUGIN))
+
+
+def _refuse(message: str) -> None:
+    """Let every use of JAX raise RuntimeError: an exception here it would only log, and go on with the CPU."""
+    from jax._src import xla_bridge
+
+    def fail():
+        raise RuntimeError(f"tt-tpu: error: {message}")
+
+    xla_bridge.register_backend_factory(PLATFORM, fail, priority=_PRIORITY, fail_quietly=False)

@@ -5,6 +5,7 @@ a traceback, and the exit status is 1; wrong usage is 2, as argparse has it.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -33,12 +34,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown and args.command != "serve":
         top.error(f"unknown arguments: {' '.join(unknown)}")
     try:
-        return COMMANDS[args.command].run(args, unknown)
+        status = COMMANDS[args.command].run(args, unknown)
+        sys.stdout.flush()
+        return status
     except BridgeError as error:
         print(f"tt-tpu {args.command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader, `head` for one, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":

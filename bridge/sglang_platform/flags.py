@@ -6,6 +6,7 @@ prefill graph sizes, so that every spawned process sees them.
 """
 
 import argparse
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,11 +68,25 @@ def read_flags(from_cli_args: Callable, cls: type, arguments: argparse.Namespace
     """
     try:
         check(arguments)
+        _check_port(arguments)
     except BridgeError as error:
         raise SystemExit(f"error: {error}") from error
     arguments.cuda_graph_bs_decode = arguments.tpu_compile_bs or arguments.cuda_graph_bs_decode
     arguments.cuda_graph_bs_prefill = arguments.tpu_compile_tokens or arguments.cuda_graph_bs_prefill
     return from_cli_args(cls, arguments)
+
+
+def _check_port(arguments: argparse.Namespace) -> None:
+    """SGLang looks whether it can listen when the model has been loaded, and does not end where it cannot."""
+    host, port = getattr(arguments, "host", None), getattr(arguments, "port", None)
+    if not host or not port:
+        return
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise SettingsError(f"cannot listen on port {port} of {host} ({error.strerror}): choose another --port") from None
 
 
 def check(arguments: Any) -> None:
@@ -100,6 +115,8 @@ def check(arguments: Any) -> None:
         flag = name.replace("_", "-")
         raise SettingsError(f"--{flag} {value} is not served on this chip by this version: leave the argument out")
     folder = Path(arguments.model_path)
+    if str(arguments.model_path).startswith(("/", ".", "~")) and not folder.expanduser().exists():
+        raise CheckpointError(f"there is no model folder {folder}: --model-path wants a Hugging Face model folder or name")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json: --model-path wants a Hugging Face model folder or name")
     tensor_parallel.check(getattr(arguments, "tp_size", None) or 1, folder / "config.json")

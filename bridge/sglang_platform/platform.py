@@ -51,6 +51,13 @@ class TpuPlatform(SRTPlatform):
 
         return tensor_parallel.distributed_backend()
 
+    def get_torch_profiler_activity_str(self) -> str:
+        return "TPU"
+
+    def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
+        # torch's profiler sees the host's side of a program; the chip's own is libtt's to tell.
+        return torch.profiler.ProfilerActivity.CPU
+
     def get_compile_backend(self, mode: str | None = None) -> str:
         # For what SGLang compiles beside the model: small sums over host tensors, not worth a C++ compiler's time.
         return "eager"

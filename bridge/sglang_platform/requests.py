@@ -6,20 +6,30 @@ and the reason, and the server goes on.
 
 from typing import Any
 
+_UNSUPPORTED = ("return_sampling_mask", "positional_embed_overrides")
+_MOST_TOP_K = 2**31 - 1
+
 
 def refuse(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
     """BEFORE TokenizerManager._validate_one_request; raises ValueError."""
     if getattr(obj, "input_embeds", None) is not None:
         raise ValueError("input_embeds is not supported on this chip: send text or input_ids")
-    if getattr(obj, "return_sampling_mask", False):
-        raise ValueError("return_sampling_mask is not supported on this chip.")
+    for name in _UNSUPPORTED:
+        if getattr(obj, name, None):
+            raise ValueError(f"{name} is not supported on this chip.")
     if not input_ids:
         raise ValueError("The prompt is empty: it must have at least one token.")
     vocabulary = manager.model_config.vocab_size
     outside = next((token for token in input_ids if not 0 <= token < vocabulary), None)
     if outside is not None:
         raise ValueError(f"input_ids holds {outside}; token ids go from 0 to {vocabulary - 1}.")
-    samples = (obj.sampling_params or {}).get("n")
+    sampling = obj.sampling_params or {}
+    stops = next((token for token in sampling.get("stop_token_ids") or () if not 0 <= token < vocabulary), None)
+    if stops is not None:
+        raise ValueError(f"stop_token_ids holds {stops}; token ids go from 0 to {vocabulary - 1}.")
+    if (sampling.get("top_k") or 0) > _MOST_TOP_K:
+        raise ValueError(f"top_k must be at most {_MOST_TOP_K}, got {sampling['top_k']}: -1 means all tokens.")
+    samples = sampling.get("n")
     if samples is not None and samples < 1:
         raise ValueError(f"n must be at least 1, got {samples}.")
     wanted = getattr(obj, "top_logprobs_num", None) or 0

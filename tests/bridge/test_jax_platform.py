@@ -27,6 +27,15 @@ def run(tmp_path, root):
     return run
 
 
+def test_a_setting_that_cannot_be_used_ends_the_program(tmp_path, root):
+    """JAX must not go on with the CPU instead."""
+    environment = os.environ | {"LIBTT_TPU_COMPAT": "1", "TT_TPU_EMULATED_CHIPS": "abc", "JAX_PLATFORMS": ""}
+    command = [sys.executable, "-c", "import jax; print(jax.devices())"]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=100)
+    assert done.returncode != 0 and "Cpu" not in done.stdout
+    assert "TT_TPU_EMULATED_CHIPS" in done.stderr.strip().splitlines()[-1]
+
+
 MESH = """
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("a", "b"))

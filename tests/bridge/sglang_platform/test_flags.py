@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -89,6 +90,23 @@ def test_a_command_line_that_cannot_be_served_ends_with_one_message(tmp_path):
     """From the command line a refusal is the exit message, not an exception's traceback."""
     with pytest.raises(SystemExit, match="--page-size 16"):
         flags.read_flags(lambda *_: None, object, arguments(tmp_path, page_size=16))
+
+
+def test_a_port_in_use_is_refused(tmp_path):
+    """Before anything is loaded, with the port in the message."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(SystemExit, match=f"port {port} of 127.0.0.1"):
+            flags.read_flags(lambda *_: None, object, arguments(tmp_path, host="127.0.0.1", port=port))
+
+
+@pytest.mark.parametrize("path", ["/nowhere/model", "./nowhere", "~/nowhere/at/all"])
+def test_a_folder_that_is_not_there_is_refused(tmp_path, path):
+    """What is written as a path is not looked for on a model hub."""
+    given = arguments(tmp_path)
+    given.model_path = path
+    with pytest.raises(CheckpointError, match="no model folder"):
+        flags.check(given)
 
 
 def parsed(tmp_path, *words):
