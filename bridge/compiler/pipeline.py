@@ -18,6 +18,7 @@ from bridge.compiler.matmul_forms import TARGET as MATMUL
 from bridge.compiler.matmul_forms import use_own_matmul
 from bridge.compiler.narrow_products import narrow_products
 from bridge.compiler.placement import ALONE, Placement
+from bridge.compiler.strict_sorts import make_sorts_strict
 from bridge.compiler.tt_calls import LIBTT_CALLS, expand_composites, expand_tt_calls, spell_tt_calls
 from bridge.compiler.wide_sums import accumulate_wide
 from bridge.errors import CompileError
@@ -66,7 +67,7 @@ def passes(backend: str, placement: Placement = ALONE) -> tuple[modules.Pass, ..
     if placement.here > 1:
         # XLA divides the program and has collectives between its devices; into calls of ours it cannot look.
         refuse = functools.partial(fail_closed, known=_XLA_CPU | {_LU}, collectives=True)
-        return (expand_composites, inline_composites, expand_tt_calls, accumulate_wide, refuse)
+        return (expand_composites, inline_composites, expand_tt_calls, make_sorts_strict, accumulate_wide, refuse)
     return (
         expand_composites,
         inline_composites,
@@ -75,6 +76,7 @@ def passes(backend: str, placement: Placement = ALONE) -> tuple[modules.Pass, ..
         functools.partial(expand_tt_calls, handled=_OURS),
         narrow_products,
         use_own_matmul,
+        make_sorts_strict,
         accumulate_wide,
         functools.partial(fail_closed, known=_XLA_CPU | _OURS | collectives.TARGETS | {collectives.RANK}),
     )

@@ -27,6 +27,10 @@ HOOKS = (
     (f"{_WORKER}.alloc_memory_pool", host_tensors.schedule_on_host, HookType.AFTER),
     (f"{_SAMPLING_INFO}.from_schedule_batch", sampler.seed_requests, HookType.AFTER),
     (f"{_TOKENIZER}._validate_one_request", requests.refuse, HookType.BEFORE),
+    *(
+        (f"{_TOKENIZER}.{verb}_expert_distribution_record", requests.refuse_expert_records, HookType.BEFORE)
+        for verb in ("start", "stop", "dump")
+    ),
     (f"{_TOKENIZER}.sigterm_watchdog", shutdown.stop_soon, HookType.AROUND),
     (f"{_SCHEDULER}.configure_scheduler_process", tensor_parallel.join_mesh, HookType.BEFORE),
     (f"{_GROUP}.all_reduce", tensor_parallel.all_reduce, HookType.AROUND),

@@ -4,6 +4,7 @@ They are refused where SGLang refuses the others, so the client reads HTTP 400
 and the reason, and the server goes on.
 """
 
+import re
 from typing import Any
 
 _UNSUPPORTED = ("return_sampling_mask", "positional_embed_overrides")
@@ -29,12 +30,28 @@ def refuse(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
         raise ValueError(f"stop_token_ids holds {stops}; token ids go from 0 to {vocabulary - 1}.")
     if (sampling.get("top_k") or 0) > _MOST_TOP_K:
         raise ValueError(f"top_k must be at most {_MOST_TOP_K}, got {sampling['top_k']}: -1 means all tokens.")
+    _check_patterns(sampling.get("stop_regex"))
     samples = sampling.get("n")
     if samples is not None and samples < 1:
         raise ValueError(f"n must be at least 1, got {samples}.")
     wanted = getattr(obj, "top_logprobs_num", None) or 0
     if not 0 <= wanted <= vocabulary:
         raise ValueError(f"top_logprobs_num must be in [0, {vocabulary}], got {wanted}.")
+
+
+def _check_patterns(patterns: str | list[str] | None) -> None:
+    for pattern in [patterns] if isinstance(patterns, str) else patterns or ():
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(f"stop_regex {pattern!r} is no regular expression: {error}.") from None
+
+
+def refuse_expert_records(*_arguments: Any) -> None:
+    """BEFORE TokenizerManager's …_expert_distribution_record: without a recorder the scheduler would end."""
+    from fastapi import HTTPException
+
+    raise HTTPException(400, "The distribution of experts is not recorded on this chip.")
 
 
 def want_json_objects(http_server: Any) -> None:

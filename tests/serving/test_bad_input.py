@@ -114,3 +114,34 @@ def test_a_client_that_disconnects(server):
 def running(server) -> int:
     """How many requests the server is working on."""
     return sum(load["num_running_reqs"] for load in server.get("/v1/loads")["loads"])
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"stop_token_ids": [-3], "min_new_tokens": 2}, "stop_token_ids"),
+        ({"stop_token_ids": [10**7], "min_new_tokens": 2}, "stop_token_ids"),
+        ({"top_k": 2**62, "temperature": 1}, "top_k"),
+        ({"stop_regex": "("}, "stop_regex"),
+    ],
+    ids=str,
+)
+def test_parameters_that_would_end_the_scheduler(server, params, named):
+    """What SGLang would hand to the scheduler, which cannot compute with it, is refused by name."""
+    assert_refused(server.post("/generate", body(server, "/generate", **params)), named)
+    assert_serving(server)
+
+
+@pytest.mark.parametrize("verb", ["start", "stop", "dump"])
+def test_experts_are_not_recorded(server, verb):
+    """A recorder that was not set up is refused."""
+    assert_refused(server.post(f"/{verb}_expert_distribution_record"), "experts")
+    assert_serving(server)
+
+
+def test_the_profiler_runs(server, tmp_path):
+    """A profile of the host's side is taken, and the server goes on."""
+    assert server.post("/start_profile", {"output_dir": str(tmp_path), "activities": ["CPU"]}).status_code == 200
+    assert_serving(server)
+    assert server.post("/stop_profile").status_code == 200
+    assert_serving(server)

@@ -28,6 +28,8 @@ def request(**fields):
         ({"positional_embed_overrides": [1]}, [5], "positional_embed_overrides"),
         ({"sampling_params": {"stop_token_ids": [7, -3]}}, [5], "stop_token_ids holds -3"),
         ({"sampling_params": {"stop_token_ids": [100]}}, [5], "stop_token_ids holds 100"),
+        ({"sampling_params": {"stop_regex": "("}}, [5], "stop_regex"),
+        ({"sampling_params": {"stop_regex": ["a", "["]}}, [5], "stop_regex"),
         ({"sampling_params": {"top_k": 2**31}}, [5], "top_k must be at most"),
     ],
     ids=str,
