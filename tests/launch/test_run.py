@@ -9,14 +9,14 @@ import time
 import pytest
 
 PROGRAM = """
-import sys, time
+import os, sys, time
 import torch, torch.distributed as dist
 dist.init_process_group("cpu:gloo,tpu:tpu_dist")
 x = torch.full((3,), dist.get_rank() + 1.0, device="tpu")
 dist.all_reduce(x)
 print("total", x[0].item(), sys.argv[1:], flush=True)
 if "fail" in sys.argv and dist.get_rank() == 1:
-    sys.exit(3)
+    os._exit(3)  # as a crash does: an orderly exit waits for the other rank (torch_tpu's atexit)
 if "wait" in sys.argv:
     time.sleep(600)
 dist.destroy_process_group()
