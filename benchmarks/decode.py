@@ -31,6 +31,7 @@ os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+from bridge import ports  # noqa: E402
 from launch import model, serve, server  # noqa: E402
 from launch.checkpoint import smollm2_checkpoint  # noqa: E402
 
@@ -44,7 +45,7 @@ class Server:
     """A server of the checkpoint, which can be made to stand still."""
 
     def __init__(self, checkpoint: Path, dtype: str, log: Path):
-        self.address = server.Address("127.0.0.1", server.free_port())
+        self.address = server.Address("127.0.0.1", ports.free_port())
         options = serve.options(model.find(str(checkpoint)).context, ("--dtype", dtype))
         self.process = server.start(server.command(str(checkpoint), self.address, options), log.open("wb"))
         server.wait_ready(self.process, self.address, 900)

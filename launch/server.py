@@ -6,10 +6,10 @@ process group of its own, so that what is left of it can be ended as a whole.
 
 import contextlib
 import ctypes
+import errno
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from bridge import ports
 from bridge.errors import LaunchError
 
 STOP_SECONDS = 10.0
@@ -37,16 +38,10 @@ class Address:
 
     def free(self) -> bool:
         """Whether a server could listen here now; LaunchError if the host is not one of this machine's."""
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((self.host, self.port))
-            except OSError as error:
-                if error.errno in (98, 13):  # EADDRINUSE, EACCES
-                    return False
-                raise LaunchError(f"cannot listen on {self.host}: {error}; name an address of this machine") from None
-        return True
+        error = ports.listening_error(self.host, self.port)
+        if error is None or error.errno in (errno.EADDRINUSE, errno.EACCES):
+            return error is None
+        raise LaunchError(f"cannot listen on {self.host}: {error}; name an address of this machine")
 
     def answers(self) -> bool:
         """Whether a server here says that it is healthy; one that listens everywhere is asked on loopback."""
@@ -59,13 +54,6 @@ class Address:
             return False
         finally:
             connection.close()
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def command(model: str, address: Address, options: Sequence[str]) -> list[str]:

@@ -6,11 +6,11 @@ prefill graph sizes, so that every spawned process sees them.
 """
 
 import argparse
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bridge import ports
 from bridge.errors import BridgeError, CheckpointError, SettingsError
 from bridge.sglang_platform import precision, tensor_parallel
 
@@ -81,12 +81,9 @@ def _check_port(arguments: argparse.Namespace) -> None:
     host, port = getattr(arguments, "host", None), getattr(arguments, "port", None)
     if not host or not port:
         return
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise SettingsError(f"cannot listen on port {port} of {host} ({error.strerror}): choose another --port") from None
+    error = ports.listening_error(host, port)
+    if error is not None:
+        raise SettingsError(f"cannot listen on port {port} of {host} ({error.strerror}): choose another --port")
 
 
 def check(arguments: Any) -> None:
@@ -111,6 +108,8 @@ def check(arguments: Any) -> None:
             raise SettingsError(f"--tpu-compile-tokens {tokens} is not a multiple of {TILE}, the height of the chip's tiles")
     given = {name: value for name in _UNSET if (value := getattr(arguments, name, None))}
     given |= {name: value for name in _ONE if (value := getattr(arguments, name, None)) not in (None, 1)}
+    if (mode := getattr(arguments, "disaggregation_mode", None)) not in (None, "null"):
+        given["disaggregation_mode"] = mode
     for name, value in given.items():
         flag = name.replace("_", "-")
         raise SettingsError(f"--{flag} {value} is not served on this chip by this version: leave the argument out")

@@ -10,12 +10,12 @@ from kernels_replacements.import_hooks import when_imported
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 _COMPONENTS = "sglang.srt.model_executor.model_runner_components"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
+_SCHEDULER = "sglang.srt.managers.scheduler"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
-_GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
-_SCHEDULER = "sglang.srt.managers.scheduler"
 _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
 
 

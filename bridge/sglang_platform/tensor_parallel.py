@@ -7,14 +7,13 @@ become functional ones, which are traced into the one program of a step.
 
 import json
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bridge import backend, mesh, settings
+from bridge import backend, mesh, ports, settings
 from bridge.errors import SettingsError
 from bridge.sglang_platform.device_module import DEVICE
 
@@ -63,10 +62,7 @@ def _divides(size: int, heads: int, kv_heads: int) -> bool:
 def prepare(server_args: Any) -> None:
     """In the process that spawns the schedulers: a port that all of them know."""
     if server_args.tp_size > 1 and not os.environ.get("MASTER_PORT"):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports.free_port()))
 
 
 def join_mesh(*_args: Any, **_kwargs: Any) -> None:

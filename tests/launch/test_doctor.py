@@ -13,7 +13,7 @@ from launch import doctor
 def run_doctor(root, *arguments, python=sys.executable, **environment) -> subprocess.CompletedProcess:
     """`tt-tpu doctor` in a process of its own."""
     command = [python, "-m", "launch.cli", "doctor", *arguments]
-    clean = {"PATH": "/usr/bin:/bin", "HOME": str(root)} | environment
+    clean = {"PATH": "/usr/bin:/bin", "HOME": str(root / "build")} | environment
     return subprocess.run(command, env=clean, cwd=root, capture_output=True, text=True, timeout=300)
 
 

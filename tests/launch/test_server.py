@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+from bridge import ports
 from bridge.errors import LaunchError
 from launch import server
 
@@ -31,7 +32,7 @@ time.sleep(600)
 
 @pytest.fixture
 def address():
-    return server.Address("127.0.0.1", server.free_port())
+    return server.Address("127.0.0.1", ports.free_port())
 
 
 @pytest.mark.parametrize("status", [0, 3])

@@ -24,8 +24,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bridge.compiler import frames
+from bridge.ports import free_port
 from launch.serve import CONTEXT
-from launch.server import Address, free_port, stop, wait_ready
+from launch.server import Address, stop, wait_ready
 
 DTYPES = ("float32", "bfloat16")
 READY_SECONDS = 600

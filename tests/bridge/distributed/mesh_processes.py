@@ -8,10 +8,7 @@ import contextlib
 import functools
 import importlib.util
 import os
-import pickle
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -19,16 +16,12 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
+from bridge.ports import free_port
+
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def environment(folder: Path, world: int, **variables: str) -> dict[str, str]:
@@ -56,7 +49,7 @@ class Rank:
     def __init__(self, rank: int, variables: dict[str, str]):
         self.rank = rank
         self._log = tempfile.TemporaryFile("w+", errors="replace")
-        self._socket, theirs = socket.socketpair()
+        self._pipe, theirs = Pipe()
         command = [sys.executable, __file__, str(theirs.fileno())]
         numbered = variables | {"RANK": str(rank), "LOCAL_RANK": variables.get("LOCAL_RANK", str(rank))}
         self.process = subprocess.Popen(
@@ -67,24 +60,23 @@ class Rank:
     def ask(self, function: Callable, arguments: dict) -> None:
         """Send a call; `answer` waits for what comes of it."""
         with contextlib.suppress(BrokenPipeError):
-            _send(self._socket, (function.__code__.co_filename, function.__name__, arguments))
+            self._pipe.send((function.__code__.co_filename, function.__name__, arguments))
 
     def answer(self, seconds: float = 120) -> Answer:
         """The answer to the oldest call; AssertionError when the process has ended or says nothing."""
-        self._socket.settimeout(seconds)
         try:
-            return _receive(self._socket)
+            if self._pipe.poll(seconds):
+                return self._pipe.recv()
         except (EOFError, ConnectionError):
             raise AssertionError(f"rank {self.rank} ended with status {self.process.wait(10)}:\n{self.log()}") from None
-        except TimeoutError:
-            raise AssertionError(f"rank {self.rank} did not answer within {seconds} s:\n{self.log()}") from None
+        raise AssertionError(f"rank {self.rank} did not answer within {seconds} s:\n{self.log()}")
 
     def log(self) -> str:
         self._log.seek(0)
         return self._log.read()[-3000:]
 
     def close(self) -> None:
-        self._socket.close()
+        self._pipe.close()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
@@ -123,24 +115,6 @@ class MeshProcesses:
     def close(self) -> None:
         for rank in self.ranks:
             rank.close()
-
-
-def _send(sock: socket.socket, value: object) -> None:
-    data = pickle.dumps(value)
-    sock.sendall(struct.pack("<Q", len(data)) + data)
-
-
-def _receive(sock: socket.socket) -> object:
-    def read(size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            part = sock.recv(size - len(data))
-            if not part:
-                raise EOFError
-            data += part
-        return data
-
-    return pickle.loads(read(struct.unpack("<Q", read(8))[0]))
 
 
 # ---- In a rank's process
@@ -199,18 +173,18 @@ class Chip:
             return [from_device(result) for result in loaded(*buffers)]
 
 
-def _serve(sock: socket.socket) -> None:
+def _serve(pipe: Connection) -> None:
     chip = Chip()
     while True:
         try:
-            path, name, arguments = _receive(sock)
+            path, name, arguments = pipe.recv()
         except EOFError:
             return
         try:
             answer = Answer(_function(path, name)(chip, **arguments))
         except Exception as error:
             answer = Answer(error=f"{error}\n{traceback.format_exc()}")
-        _send(sock, answer)
+        pipe.send(answer)
 
 
 @functools.cache
@@ -228,7 +202,7 @@ if __name__ == "__main__":
     sys.modules["mesh_processes"] = sys.modules["__main__"]
     Answer.__module__ = "mesh_processes"
     sys.path.insert(0, str(ROOT))
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(Connection(int(sys.argv[1])))
     # A mesh's processes end at different times: nothing waits for anything here.
     time.sleep(0)
     os._exit(0)

@@ -33,6 +33,7 @@ def test_page_sizes_of_the_chip_pass(tmp_path, page_size):
         ({"page_size": None, "chunked_prefill_size": 96}, ["--chunked-prefill-size 96", "64"]),
         ({"tpu_compile_tokens": [64, 50]}, ["--tpu-compile-tokens 50", "32"]),
         ({"dp_size": 2}, ["--dp-size 2"]),
+        ({"disaggregation_mode": "prefill"}, ["--disaggregation-mode prefill"]),
         ({"speculative_algorithm": "EAGLE"}, ["--speculative-algorithm EAGLE"]),
         ({"return_hidden_states_mode": "last"}, ["--return-hidden-states-mode last"]),
         ({"is_embedding": True}, ["--is-embedding True"]),

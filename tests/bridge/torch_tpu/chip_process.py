@@ -7,13 +7,11 @@ of their own pay for it. Run as a program it is that process.
 
 import importlib.util
 import os
-import pickle
-import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import traceback
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -43,9 +41,9 @@ class ChipProcess:
         """Run function `name` of the file `path`; raises AssertionError with what it raised."""
         if self._process is None or self._process.poll() is not None:
             self._start()
-        _send(self._socket, (str(path), name, arguments, torch_argument))
+        self._pipe.send((str(path), name, arguments, torch_argument))
         try:
-            failure = _receive(self._socket)
+            failure = self._pipe.recv()
         except EOFError:
             self._process.wait()
             self._log.seek(0)
@@ -56,33 +54,17 @@ class ChipProcess:
     def close(self) -> None:
         """End the process."""
         if self._process is not None:
-            self._socket.close()
+            self._pipe.close()
             self._process.wait(30)
 
     def _start(self) -> None:
-        self._socket, theirs = socket.socketpair()
+        self._pipe, theirs = Pipe()
         self._log = tempfile.TemporaryFile("w+", errors="replace")
         command = [sys.executable, __file__, str(theirs.fileno())]
         self._process = subprocess.Popen(
             command, env=self._variables, cwd=ROOT, pass_fds=[theirs.fileno()], stdout=self._log, stderr=self._log
         )
         theirs.close()
-
-
-def _send(sock: socket.socket, value: object) -> None:
-    data = pickle.dumps(value)
-    sock.sendall(struct.pack("<Q", len(data)) + data)
-
-
-def _receive(sock: socket.socket) -> object:
-    def read(size: int) -> bytes:
-        data = sock.recv(size, socket.MSG_WAITALL)
-        if len(data) < size:
-            raise EOFError
-        return data
-
-    (size,) = struct.unpack("<Q", read(8))
-    return pickle.loads(read(size))
 
 
 def _load(path: str):
@@ -93,22 +75,22 @@ def _load(path: str):
     return sys.modules[path]
 
 
-def serve(sock: socket.socket) -> None:
+def serve(pipe: Connection) -> None:
     """Run what is asked for until the test's end is closed."""
     import torch
 
     while True:
         try:
-            path, name, arguments, torch_argument = _receive(sock)
+            path, name, arguments, torch_argument = pipe.recv()
         except EOFError:
             return
         try:
             torch.manual_seed(0)
             getattr(_load(path), name)(**{torch_argument: torch}, **arguments)
-            _send(sock, None)
+            pipe.send(None)
         except BaseException:
-            _send(sock, traceback.format_exc())
+            pipe.send(traceback.format_exc())
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(Connection(int(sys.argv[1])))
