@@ -134,17 +134,32 @@ class Task {
   int64_t rows() const { return rows_; }
 
  private:
+  // A head's part of a page; null where there is no page.
+  const char* PartOf(const Cache& cache, int64_t position) const {
+    if (position >= end_) return nullptr;
+    int64_t page = request_.table[sequence_ * request_.table_width + position / cache.size];
+    return page >= 0 && page < cache.pages ? cache.At(page, head_) : nullptr;
+  }
+
+  // The way to what is read next, which the CPU cannot foresee.
+  static int64_t Ahead(const void* from, const char* next) {
+    return next == nullptr ? 0 : reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(from);
+  }
+
   // Positions [first, first + page size).
   void Page(int64_t first, const void* queries, int64_t stride) {
     const Cache &keys = request_.keys, &values = request_.values;
     int64_t count = std::min(keys.size, end_ - first);
     int64_t page = request_.table[sequence_ * request_.table_width + first / keys.size];
-    if (page >= 0 && page < keys.pages) {
-      Problem scores{queries, stride, keys.At(page, head_), scores_.data(), false, rows_, keys.dim, count};
+    const char *part = PartOf(keys, first), *values_part = PartOf(values, first);
+    if (part != nullptr) {
+      int64_t ahead = Ahead(part, values_part);
+      Problem scores{queries, stride, part, scores_.data(), false, rows_, keys.dim, count, ahead};
       if (keys.bf16 && !request_.NarrowScores()) {
         wide_page_.resize(count * keys.dim);
         Widen(static_cast<const Bfloat16*>(scores.weights), count * keys.dim, wide_page_.data());
         scores.weights = wide_page_.data();
+        scores.ahead = 0;
       }
       (request_.NarrowScores() ? kernels_.nk_bf16 : kernels_.nk_f32)(scores, 0, count);
     } else {
@@ -152,9 +167,9 @@ class Task {
       std::fill_n(scores_.data(), rows_ * count, page < 0 ? 0.0f : std::nanf(""));
     }
     for (int64_t row = 0; row < rows_; ++row) Weigh(row, first, count);
-    if (page < 0 || page >= keys.pages) return;
-    Problem weighted{scores_.data(), count, values.At(page, head_), products_.data(), false,
-                     rows_, count, values.dim};
+    if (part == nullptr) return;
+    int64_t ahead = Ahead(values_part, PartOf(keys, first + keys.size));
+    Problem weighted{scores_.data(), count, values_part, products_.data(), false, rows_, count, values.dim, ahead};
     (values.bf16 ? kernels_.kn_bf16 : kernels_.kn_f32)(weighted, 0, values.dim);
     for (int64_t i = 0; i < rows_ * values.dim; ++i) partial.out[i] += products_[i];
   }
@@ -166,11 +181,13 @@ class Task {
     int64_t from = std::max(begin_, request_.window > 0 ? last - request_.window + 1 : 0);
     int64_t begin = std::clamp<int64_t>(from - first, 0, count);
     int64_t end = std::clamp<int64_t>(last + 1 - first, begin, count);
-    float highest = kNothing;
-    for (int64_t i = begin; i < end; ++i) {
-      scores[i] *= request_.scale;
-      if (request_.mask) scores[i] += MaskAt(request_, sequence_, head_, row_ + row, first + i);
-      if (!(scores[i] <= highest)) highest = scores[i];
+    float highest = kernels_.scale(scores + begin, end - begin, request_.scale);
+    if (request_.mask) {
+      highest = kNothing;
+      for (int64_t i = begin; i < end; ++i) {
+        scores[i] += MaskAt(request_, sequence_, head_, row_ + row, first + i);
+        if (!(scores[i] <= highest)) highest = scores[i];
+      }
     }
     std::fill(scores, scores + begin, 0.0f);
     std::fill(scores + end, scores + count, 0.0f);
@@ -179,10 +196,8 @@ class Task {
       return;
     }
     partial.Raise(row, request_.values.dim, highest);
-    partial.sum[row] += kernels_.exponentials(scores + begin, end - begin, partial.highest[row]);
-    if (!request_.q_bf16) return;
     // Weights are rounded before they meet the values, where PyTorch's own attention rounds.
-    for (int64_t i = begin; i < end; ++i) scores[i] = ToFloat(ToBfloat16(scores[i]));
+    partial.sum[row] += kernels_.exponentials(scores + begin, end - begin, partial.highest[row], request_.q_bf16);
   }
 
   const Request& request_;

@@ -19,7 +19,12 @@ struct Problem {
   void* result;  // [M, N]
   bool result_bf16;
   int64_t m, k, n;
+  // Bytes from a place in the weights to the one that is called for from memory meanwhile; 0: none.
+  int64_t ahead;
 };
+
+// The distance in a matrix that is read from memory once, in the order of its addresses.
+constexpr int64_t kStreamed = 8192;
 
 struct Kernels {
   int lanes;               // floats in a vector
@@ -31,8 +36,11 @@ struct Kernels {
   void (*nk_bf16)(const Problem&, int64_t begin, int64_t end);
   void (*kn_f32)(const Problem&, int64_t begin, int64_t end);
   void (*kn_bf16)(const Problem&, int64_t begin, int64_t end);
-  // Replaces scores by exp(score - highest), `highest` being at least as high as all of them; their sum.
-  float (*exponentials)(float* scores, int64_t count, float highest);
+  // Replaces scores by exp(score - highest), `highest` being at least as high as all of them; their sum. `narrow`
+  // rounds them to bfloat16 after they are summed.
+  float (*exponentials)(float* scores, int64_t count, float highest, bool narrow);
+  // Multiplies scores by `scale`; the highest of them, -inf of none, NaN where one is.
+  float (*scale)(float* scores, int64_t count, float scale);
 
   // Elements from one prepared row of k to the next: whole vectors.
   int64_t Stride(int64_t k, bool bf16) const {
