@@ -212,4 +212,4 @@ def _report() -> None:
     """Say what this process used, if it used any kernel."""
     if used:
         counts = ", ".join(f"{name} ×{count}" for name, count in sorted(used.items()))
-        print(f"tt-tpu: kernels in this process's programs: {counts}", file=sys.stderr, flush=True)
+        print(f"tt-tpu: kernels that this process's programs use (times traced): {counts}", file=sys.stderr, flush=True)

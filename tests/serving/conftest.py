@@ -43,6 +43,7 @@ class Server:
         dtype: "float32" or "bfloat16".
         context: its context length in tokens.
         process: what `tt-tpu serve` started; None for a live server.
+        log: the file of its output; None for a live server.
         shared_memory_before: the machine's shared-memory segments before it was started.
         peak_memory: largest sum of resident bytes of its processes so far.
     """
@@ -52,6 +53,7 @@ class Server:
     dtype: str
     context: int
     process: subprocess.Popen | None = None
+    log: Path | None = None
     shared_memory_before: frozenset[Path] = frozenset()
     peak_memory: int = 0
 
@@ -201,7 +203,7 @@ def running(model: Path, dtype: str, folder: Path, *options: str) -> Iterator[Se
     with log.open("wb") as output:
         before = frozenset(SHARED_MEMORY.iterdir())
         process = subprocess.Popen([*command, *options], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        under_test = Server(str(address), str(model), dtype, CONTEXT, process, before)
+        under_test = Server(str(address), str(model), dtype, CONTEXT, process, log, before)
         threading.Thread(target=under_test.watch_memory, daemon=True).start()
         try:
             wait_ready(process, address, READY_SECONDS)

@@ -26,6 +26,17 @@ def test_sigterm_ends_it_cleanly(server):
     assert not orphaned(set(SHARED_MEMORY.iterdir()) - server.shared_memory_before)
 
 
+@pytest.mark.needs_process
+@pytest.mark.ends_server
+def test_the_log_ends_with_the_kernels_used(server):
+    """The log of a server that was ended names the calls that its programs attend and write the cache with."""
+    server.process.terminate()
+    server.process.wait(30)
+    said = next(line for line in server.log.read_text(errors="replace").splitlines() if line.startswith("tt-tpu: kernels"))
+    for call in ("paged_scaled_dot_product_attention_decode", "chunked_scaled_dot_product_attention", "paged_update_cache"):
+        assert f"tt.{call} ×" in said
+
+
 def alive(process: psutil.Process) -> bool:
     """Whether it still runs; one that ended and waits for its parent to notice does not."""
     try:
