@@ -10,6 +10,7 @@ from kernels_replacements.import_hooks import when_imported
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 _COMPONENTS = "sglang.srt.model_executor.model_runner_components"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_GENERATE = "sglang.srt.managers.io_struct.GenerateReqInput"
 _GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
 _HTTP_SERVER = "sglang.srt.entrypoints.http_server"
 _SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
@@ -26,6 +27,7 @@ HOOKS = (
     (f"{_CONFIGURATOR}._init_pools", host_tensors.build_pools, HookType.AROUND),
     (f"{_WORKER}.alloc_memory_pool", host_tensors.schedule_on_host, HookType.AFTER),
     (f"{_SAMPLING_INFO}.from_schedule_batch", sampler.seed_requests, HookType.AFTER),
+    (f"{_GENERATE}._handle_parallel_sampling", requests.refuse_uneven, HookType.BEFORE),
     (f"{_TOKENIZER}._validate_one_request", requests.refuse, HookType.BEFORE),
     *(
         (f"{_TOKENIZER}.{verb}_expert_distribution_record", requests.refuse_expert_records, HookType.BEFORE)

@@ -1,4 +1,4 @@
-"""Requests that SGLang would let through to the scheduler, where they end the server.
+"""Requests that SGLang would answer with an internal error, or let through to the scheduler, where they end the server.
 
 They are refused where SGLang refuses the others, so the client reads HTTP 400
 and the reason, and the server goes on.
@@ -8,7 +8,21 @@ import re
 from typing import Any
 
 _UNSUPPORTED = ("return_sampling_mask", "positional_embed_overrides")
+_MEDIA = ("image_data", "video_data", "audio_data")
+_ONE_EACH = ("rid", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
 _MOST_TOP_K = 2**31 - 1
+
+
+def refuse_uneven(obj: Any) -> None:
+    """BEFORE GenerateReqInput._handle_parallel_sampling: one value each for one prompt, or a list as long as the batch."""
+    for name in _ONE_EACH:
+        values = getattr(obj, name)
+        if not isinstance(values, list):
+            continue
+        if obj.is_single:
+            raise ValueError(f"{name} is a list, and there is one prompt: send one value.")
+        if len(values) != obj.batch_size:
+            raise ValueError(f"{name} has {len(values)} values for {obj.batch_size} prompts.")
 
 
 def refuse(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
@@ -18,6 +32,9 @@ def refuse(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
     for name in _UNSUPPORTED:
         if getattr(obj, name, None):
             raise ValueError(f"{name} is not supported on this chip.")
+    media = next((name for name in _MEDIA if getattr(obj, name, None)), None)
+    if media and not manager.model_config.is_multimodal:
+        raise ValueError(f"{media} cannot be read: the model takes text alone.")
     if not input_ids:
         raise ValueError("The prompt is empty: it must have at least one token.")
     vocabulary = manager.model_config.vocab_size

@@ -132,6 +132,31 @@ def test_parameters_that_would_end_the_scheduler(server, params, named):
     assert_serving(server)
 
 
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"text": "Hello", "rid": ["a"]}, "rid"),
+        ({"text": "Hello", "sampling_params": [{}]}, "sampling_params"),
+        ({"text": "Hello", "return_logprob": True, "top_logprobs_num": [2]}, "top_logprobs_num"),
+        ({"text": ["Hello", "Good"], "sampling_params": [{}]}, "sampling_params"),
+        ({"text": ["Hello", "Good"], "return_logprob": [True]}, "return_logprob"),
+        ({"text": "Hello", "image_data": "picture.png"}, "image_data"),
+    ],
+    ids=str,
+)
+def test_fields_that_do_not_fit_the_prompts(server, fields, named):
+    """As many values as prompts, and nothing that the model cannot read; else the field is named."""
+    assert_refused(server.post("/generate", fields), named)
+    assert_serving(server)
+
+
+def test_lists_of_the_right_length(server):
+    """A batch takes one value for each of its prompts."""
+    fields = {"rid": ["one", "two"], "sampling_params": [{"max_new_tokens": 1}, {"max_new_tokens": 2}]}
+    answers = server.post("/generate", {"text": ["Hello", "Good"]} | fields).json()
+    assert [(answer["meta_info"]["id"], len(answer["output_ids"])) for answer in answers] == [("one", 1), ("two", 2)]
+
+
 @pytest.mark.parametrize("verb", ["start", "stop", "dump"])
 def test_experts_are_not_recorded(server, verb):
     """A recorder that was not set up is refused."""
