@@ -14,6 +14,7 @@ from bridge.compiler import collectives
 from bridge.compiler import module as modules
 from bridge.compiler.composites import inline_composites
 from bridge.compiler.fail_closed import fail_closed
+from bridge.compiler.manual_mesh import compute_manually
 from bridge.compiler.matmul_forms import TARGET as MATMUL
 from bridge.compiler.matmul_forms import use_own_matmul
 from bridge.compiler.narrow_products import narrow_products
@@ -63,7 +64,8 @@ def passes(backend: str, placement: Placement = ALONE) -> tuple[modules.Pass, ..
     if backend == "libtt":
         # Chips of a mesh have collectives of their own.
         refuse = functools.partial(fail_closed, known=LIBTT_CALLS, collectives=placement.spread)
-        return (inline_composites, narrow_products, spell_tt_calls, refuse)
+        present = functools.partial(compute_manually, placement=placement)
+        return (inline_composites, narrow_products, spell_tt_calls, present, refuse)
     if placement.here > 1:
         # XLA divides the program and has collectives between its devices; into calls of ours it cannot look.
         refuse = functools.partial(fail_closed, known=_XLA_CPU | {_LU}, collectives=True)

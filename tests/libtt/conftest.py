@@ -40,14 +40,17 @@ def mock_environment(tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def compile_on_libtt(libtt, mock_environment, tmp_path_factory):
-    """compile_on_libtt({name: program}): {name: error or ""}, all in one process."""
+    """compile_on_libtt({name: program}): {name: error or ""}, all in one process.
 
-    def run(programs: dict[str, str]) -> dict[str, str]:
+    For several chips that run a program together: their number, and the environment's further variables.
+    """
+
+    def run(programs: dict[str, str], chips: int = 1, **environment: str) -> dict[str, str]:
         folder = tmp_path_factory.mktemp("programs")
         questions, answers = folder / "programs.json", folder / "results.json"
         questions.write_text(json.dumps(programs))
-        command = [sys.executable, Path(__file__).parent / "compile_on_libtt.py", libtt, questions, answers]
-        done = subprocess.run(command, env=mock_environment, cwd=folder, capture_output=True, text=True, timeout=500)
+        command = [sys.executable, Path(__file__).parent / "compile_on_libtt.py", libtt, questions, answers, str(chips)]
+        done = subprocess.run(command, env=mock_environment | environment, cwd=folder, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         return json.loads(answers.read_text())
 
