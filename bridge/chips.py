@@ -89,6 +89,11 @@ def mocked(descriptor: Path) -> tuple[Chip, ...]:
     return tuple(Chip(index, name, memory, descriptor) for index in range(len(section[1].splitlines())))
 
 
+def present(settings: Settings) -> tuple[Chip, ...]:
+    """All chips that libtt could drive on this machine, the described ones where a cluster is described."""
+    return silicon() if settings.mock_cluster is None else mocked(settings.mock_cluster)
+
+
 def host_memory() -> int:
     """Bytes of memory that this process may use: the host's, or its control group's where that is less."""
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -100,12 +105,16 @@ def host_memory() -> int:
     return limit
 
 
-def emulated(settings: Settings) -> tuple[Chip, ...]:
-    """Emulated chips of this process. Those of all of a mesh's processes never promise more memory than the host has.
+def emulated_memory(settings: Settings, chips: int) -> int:
+    """Bytes of each of `chips` emulated chips; together they never promise more than the host has.
 
     A tenth of the host's memory is left to the programs themselves.
     """
+    return min(settings.emulated_memory, host_memory() * 9 // 10 // chips)
+
+
+def emulated(settings: Settings) -> tuple[Chip, ...]:
+    """Emulated chips of this process, which shares the host's memory with the others of its mesh."""
     processes = settings.launched.local_world_size if settings.launched else 1
-    share = host_memory() * 9 // 10 // (settings.emulated_chips * processes)
-    memory = min(settings.emulated_memory, share)
+    memory = emulated_memory(settings, settings.emulated_chips * processes)
     return tuple(Chip(index, EMULATED_BOARD, memory) for index in range(settings.emulated_chips))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import mesh_descriptors
+from bridge import chips
 from bridge.backend import Backend
 from bridge.errors import MeshError
 from bridge.settings import Launched, Settings
@@ -18,10 +19,14 @@ _DEFAULT_MASTER = ("127.0.0.1", 29500)
 # torch_tpu's own way to share programs between ranks leaves files and locks in shared memory, which every user can
 # write, for ever. Ours compile a program once for all of them: they share the compile service.
 _NO_SHARED_CACHE = {"TORCH_TPU_TIER2_COMPILATION_CACHE": "disabled"}
+# What processes of one host must not have in common.
+_OF_ONE_PROCESS = ("TT_VISIBLE_DEVICES", "TMPDIR")
 
 
 def environment(settings: Settings, backend: Backend, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that are missing in `environ` for this process to take part in its mesh.
+
+    Two of them replace what `environ` has: of several visible chips the process gets one, and libtt a folder of its own.
 
     Raises:
         MeshError: no mesh has so many chips, or a variable that the user set does not fit.
@@ -34,7 +39,7 @@ def environment(settings: Settings, backend: Backend, environ: Mapping[str, str]
         wanted = _for_torch_tpu(launched, mesh)
         if backend.name == "libtt":
             wanted |= _for_libtt(settings, launched, mesh, backend)
-    return {name: value for name, value in (wanted | _NO_SHARED_CACHE).items() if not environ.get(name)}
+    return {name: value for name, value in (wanted | _NO_SHARED_CACHE).items() if name in _OF_ONE_PROCESS or not environ.get(name)}
 
 
 def choose(settings: Settings, backend: Backend, chips: int, hosts: int = 1) -> mesh_descriptors.Mesh:
@@ -77,13 +82,17 @@ def _for_torch_tpu(launched: Launched, mesh: mesh_descriptors.Mesh) -> dict[str,
 
 
 def _for_libtt(settings: Settings, launched: Launched, mesh: mesh_descriptors.Mesh, backend: Backend) -> dict[str, str]:
-    folder = Path(tempfile.gettempdir()) / f"tt-tpu-libtt-{os.getuid()}-{launched.rank}"
+    chip = _own_chip(settings, launched)
+    folder = Path(tempfile.gettempdir())
+    name = f"tt-tpu-libtt-{os.getuid()}-{chip}"
+    if folder.name != name:  # else a process that belongs to this one
+        folder /= name
     folder.mkdir(mode=0o700, exist_ok=True)
     descriptor = folder / f"{mesh.name}.textproto"
     if settings.mesh_graph is None:
         descriptor.write_text(mesh_descriptors.describe(mesh))
     return {
-        "TT_VISIBLE_DEVICES": _own_chip(settings, launched),
+        "TT_VISIBLE_DEVICES": chip,
         "TT_MESH_GRAPH_DESC_PATH": str(descriptor),
         "TT_MESH_ID": "0",
         "TT_MESH_HOST_RANK": str(launched.rank // launched.local_world_size),
@@ -93,4 +102,25 @@ def _for_libtt(settings: Settings, launched: Launched, mesh: mesh_descriptors.Me
 
 
 def _own_chip(settings: Settings, launched: Launched) -> str:
-    return str(launched.local_rank)
+    named = settings.visible_devices
+    if named and "," not in named:  # the launcher's choice, or ours in a process above this one
+        return named
+    return share_out(settings, launched.local_world_size)[launched.local_rank]
+
+
+def share_out(settings: Settings, processes: int) -> tuple[str, ...]:
+    """A chip for each of this host's processes, named as TT_VISIBLE_DEVICES names it: the user's first ones, or the host's.
+
+    Raises:
+        MeshError: there are fewer, or the user names one twice.
+    """
+    named = settings.visible_devices
+    if named is None:
+        names, source = [str(chip.index) for chip in chips.present(settings)], "this machine has"
+    else:
+        names, source = [name.strip() for name in named.split(",")], f"TT_VISIBLE_DEVICES={named} names"
+    if len(set(names)) < len(names):
+        raise MeshError(f"{source} a chip twice: name each once, a process drives one of its own")
+    if len(names) < processes:
+        raise MeshError(f"{source} {len(names)} chip(s) for {processes} processes: start fewer, or let them see more chips")
+    return tuple(names[:processes])

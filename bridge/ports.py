@@ -2,12 +2,18 @@
 
 import socket
 
+_END = 1 << 16
 
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+
+def free_port(count: int = 1) -> int:
+    """A port of the loopback interface that nobody listens on now; the first of `count` of them in a row."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            following = range(port + 1, port + count)
+            if port + count <= _END and not any(listening_error("127.0.0.1", other) for other in following):
+                return port
 
 
 def listening_error(host: str, port: int) -> OSError | None:

@@ -33,7 +33,12 @@ DEFAULTS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that are not SGLang's."""
     parser.add_argument("model", metavar="MODEL", help="a folder in Hugging Face's layout, or a name on a model hub")
-    parser.add_argument("--chips", type=int, default=1, metavar="N", help="divide the model over N chips (default 1)")
+    parser.add_argument(
+        "--chips",
+        type=int,
+        metavar="N",
+        help="use N chips: divide the model over them, or over the part of each replica of SGLang's --dp-size (default 1)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--port", type=_port, default=31000, help="port to listen on (default %(default)s)")
     parser.add_argument(
@@ -48,13 +53,39 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def chips_a_replica(chips: int | None, given: Sequence[str]) -> int:
+    """Over how many chips each replica of the model is divided.
+
+    Args:
+        chips: of all replicas together; None where the user has left it to SGLang's options.
+        given: the user's options for SGLang.
+
+    Raises:
+        LaunchError: `chips` is not what the replicas take, or cannot be divided among them.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dp-size", "--data-parallel-size", type=int, default=1)
+    parser.add_argument("--tp-size", "--tensor-parallel-size", type=int)
+    asked, _ = parser.parse_known_args(given)
+    if chips is None:
+        return asked.tp_size or 1
+    if asked.tp_size is not None and asked.dp_size * asked.tp_size != chips:
+        raise LaunchError(
+            f"--chips {chips} with --dp-size {asked.dp_size} and --tp-size {asked.tp_size}: those take "
+            f"{asked.dp_size * asked.tp_size}; leave --chips or --tp-size out"
+        )
+    if chips < 1 or asked.dp_size < 1 or chips % asked.dp_size:
+        raise LaunchError(f"--chips {chips} cannot be divided among --dp-size {asked.dp_size} replicas: use a multiple of it")
+    return chips // asked.dp_size
+
+
 def options(context: int | None, given: Sequence[str], chips: int = 1) -> list[str]:
     """SGLang's options: each default that `given` does not name, then `given`.
 
     Args:
         context: positions that the model was made for, None if unknown.
         given: the user's options for SGLang.
-        chips: over how many the model is divided.
+        chips: over how many each replica of the model is divided.
     """
     defaults = [*DEFAULTS, ("--tp-size", str(chips)), ("--context-length", str(min(CONTEXT, context or CONTEXT)))]
     named = {option.partition("=")[0] for option in given}
@@ -68,7 +99,8 @@ def run(args: argparse.Namespace, passed_on: Sequence[str]) -> int:
     chosen = backend.resolve(settings.load())
     if not address.free():
         raise LaunchError(f"port {args.port} of {args.host} is in use: end what listens there, or choose another --port")
-    arguments = server.command(found.path, address, options(found.context, passed_on, args.chips))
+    size = chips_a_replica(args.chips, passed_on)
+    arguments = server.command(found.path, address, options(found.context, passed_on, size))
     _say(f"backend {chosen.name}: {chosen.reason}")
     _say(shlex.join(arguments))
     process = server.start(arguments)

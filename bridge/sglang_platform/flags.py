@@ -21,7 +21,7 @@ TILE = 32
 DEFAULT_BATCH_SIZES = (1, 4)
 DEFAULT_TOKENS = (64,)
 _KV_DTYPES = ("auto", "bf16", "bfloat16")
-_ONE = ("dp_size", "pp_size", "ep_size")
+_ONE = ("pp_size", "ep_size", "attn_dp_size")
 _UNSET = (
     "speculative_algorithm",
     "enable_lora",
@@ -33,6 +33,7 @@ _UNSET = (
     "return_hidden_states_mode",
     "dllm_algorithm",
     "enable_pdmux",
+    "enable_dp_attention",
     "cpu_offload_gb",
 )
 
@@ -118,7 +119,7 @@ def check(arguments: Any) -> None:
         raise CheckpointError(f"there is no model folder {folder}: --model-path wants a Hugging Face model folder or name")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json: --model-path wants a Hugging Face model folder or name")
-    tensor_parallel.check(getattr(arguments, "tp_size", None) or 1, folder / "config.json")
+    tensor_parallel.check(tensor_parallel.Layout.of(arguments), folder / "config.json")
 
 
 def buckets(server_args: Any, config: Any) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""Tensor parallel: SGLang's schedulers, one for each chip, join their chips into a mesh.
+"""Several chips: each replica of the model is a mesh of its own, of --tp-size chips, one scheduler a chip.
 
 SGLang spawns a process for each rank and tells it its rank late. Here the rank goes into the variables
 that torchrun would have set, before the process touches its chip, and the collectives of the model's code
@@ -7,39 +7,93 @@ become functional ones, which are traced into the one program of a step.
 
 import json
 import os
+import secrets
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bridge import backend, mesh, ports, settings
-from bridge.errors import SettingsError
+from bridge import backend, chips, mesh, ports, settings
+from bridge.errors import MeshError, SettingsError
 from bridge.sglang_platform.device_module import DEVICE
 
 _BACKENDS = "cpu:gloo,tpu:tpu_dist"
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How a server's schedulers are laid out.
+
+    Attributes:
+        replicas: of the model, --dp-size; each has chips of its own.
+        size: chips of a replica, --tp-size.
+        hosts: machines that a replica is spread over, --nnodes.
+    """
+
+    replicas: int = 1
+    size: int = 1
+    hosts: int = 1
+
+    @classmethod
+    def of(cls, arguments: Any) -> "Layout":
+        """From SGLang's arguments; one that is unset is 1."""
+        return cls(*(getattr(arguments, name, None) or 1 for name in ("dp_size", "tp_size", "nnodes")))
+
+    @property
+    def local_size(self) -> int:
+        """Chips of a replica on one machine."""
+        return self.size // self.hosts
+
+    @property
+    def local_chips(self) -> int:
+        """Chips, and schedulers, on one machine."""
+        return self.replicas * self.local_size
+
+
 def distributed_backend() -> str:
     """Gloo for host tensors, torch_tpu's for those on the chip, which a process that is alone does not have."""
-    return _BACKENDS if settings.load().launched else "gloo"
+    launched = settings.load().launched
+    return _BACKENDS if launched and launched.world_size > 1 else "gloo"
 
 
-def check(size: int, config: Path) -> None:
-    """Raise where a mesh or a model's heads do not divide into `size`.
+def check(layout: Layout, config: Path) -> None:
+    """Raise where the chips that there are, or a model's heads, do not divide as `layout` has it.
 
     Args:
-        size: of the tensor parallel group, --tp-size.
+        layout: from the command line.
         config: a model's config.json; one that is not there (a model hub's name) is left to SGLang.
 
     Raises:
-        MeshError: no mesh has so many chips.
-        SettingsError: the model's heads cannot be divided among so many.
+        MeshError: no mesh has so many chips, or not so many chips are there.
+        SettingsError: replicas over several machines, or the model's heads cannot be divided among so many.
     """
-    if size == 1:
+    if layout == Layout():
         return
+    _check_chips(layout)
+    _check_heads(layout.size, config)
+
+
+def _check_chips(layout: Layout) -> None:
+    if layout.hosts > 1 and layout.replicas > 1:
+        raise SettingsError(
+            f"--dp-size {layout.replicas} with --nnodes {layout.hosts}: SGLang keeps all replicas on one machine; "
+            "start a server on each machine instead"
+        )
+    if layout.size % layout.hosts:
+        raise SettingsError(f"--tp-size {layout.size} does not divide into --nnodes {layout.hosts} equal parts")
     chosen = settings.load()
-    mesh.choose(chosen, backend.resolve(chosen), size)
+    found = backend.resolve(chosen)
+    mesh.choose(chosen, found, layout.size, layout.hosts)
+    if found.name == "libtt":
+        mesh.share_out(chosen, layout.local_chips)
+    elif layout.hosts > 1:
+        raise MeshError(f"--nnodes {layout.hosts}: emulated chips of more than one machine cannot be joined yet; use one")
+
+
+def _check_heads(size: int, config: Path) -> None:
     if not config.is_file():
         return
     values = json.loads(config.read_text())
@@ -60,22 +114,59 @@ def _divides(size: int, heads: int, kv_heads: int) -> bool:
 
 
 def prepare(server_args: Any) -> None:
-    """In the process that spawns the schedulers: a port that all of them know."""
-    if server_args.tp_size > 1 and not os.environ.get("MASTER_PORT"):
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports.free_port()))
+    """In the process that spawns the schedulers: what all of them must know, and share."""
+    layout = Layout.of(server_args)
+    if layout == Layout():
+        return
+    if layout.hosts > 1:
+        address, _, port = server_args.dist_init_addr.rpartition(":")
+        os.environ.update(MASTER_ADDR=address, MASTER_PORT=port)
+    elif not os.environ.get("MASTER_PORT"):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports.free_port(layout.replicas)))
+    chosen = settings.load()
+    os.environ["TT_TPU_EMULATED_MEMORY"] = str(chips.emulated_memory(chosen, layout.local_chips))
+    if layout.replicas > 1:  # they run the same programs, and one service compiles each of them once
+        folder = Path(tempfile.gettempdir()) / f"tt-tpu-server-{secrets.token_hex(4)}"
+        os.environ.setdefault("TT_TPU_SERVICE_DIR", str(folder))
 
 
-def join_mesh(*_args: Any, **_kwargs: Any) -> None:
-    """BEFORE configure_scheduler_process: this process's place in the mesh."""
+def join_mesh(_server_args: Any, gpu_id: int, *_args: Any, **_kwargs: Any) -> None:
+    """BEFORE configure_scheduler_process: this process's chip, and its place in the replica's mesh.
+
+    Args:
+        gpu_id: SGLang's count of this machine's schedulers, over all replicas.
+    """
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()
-    if parallel.tp_size == 1:
+    layout = Layout.of(parallel)
+    if layout == Layout():
         return
-    rank, size = str(parallel.tp_rank), str(parallel.tp_size)
-    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
+    os.environ.update(place(layout, parallel.dp_rank or 0, parallel.tp_rank, int(os.environ["MASTER_PORT"])))
     chosen = settings.load()
-    os.environ.update(mesh.environment(chosen, backend.resolve(chosen), environ={}))
+    found = backend.resolve(chosen)
+    if found.name == "libtt":
+        os.environ["TT_VISIBLE_DEVICES"] = mesh.share_out(chosen, gpu_id + 1)[gpu_id]
+        chosen = settings.load()
+    os.environ.update(mesh.environment(chosen, found, environ={}))
+
+
+def place(layout: Layout, replica: int, rank: int, port: int) -> dict[str, str]:
+    """A launcher's variables for one scheduler.
+
+    Args:
+        layout: the server's.
+        replica: which one this is a rank of.
+        rank: within the replica.
+        port: the first replica's; each has the next one, which tells their meshes apart.
+    """
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(layout.size),
+        "LOCAL_RANK": str(rank % layout.local_size),
+        "LOCAL_WORLD_SIZE": str(layout.local_size),
+        "MASTER_PORT": str(port + replica),
+    }
 
 
 def _traced(group: Any, x: torch.Tensor) -> bool:

@@ -61,10 +61,12 @@ class Server:
         """POST `body` as JSON."""
         return requests.post(self.url + path, json=body, timeout=300, **options)
 
-    def generate(self, prompt: list[int] | str, tokens: int = 16, **sampling) -> dict:
-        """/generate's answer to token ids or a text; greedy unless told otherwise, end of text ignored."""
+    def generate(self, prompt: list[int] | str, tokens: int = 16, replica: int | None = None, **sampling) -> dict:
+        """/generate's answer to token ids or a text, by one replica if it is named; greedy unless told otherwise, end of
+        text ignored."""
         params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True} | sampling
         question = {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
+        question |= {} if replica is None else {"routed_dp_rank": replica}
         answer = self.post("/generate", question | {"sampling_params": params})
         assert answer.status_code == 200, answer.text
         return answer.json()
