@@ -14,10 +14,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <fstream>
+#include <memory>
 #include <mutex>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "config.h"
@@ -107,6 +110,25 @@ class Socket {
   }
 
   int fd_;
+};
+
+// A process that we started, waited for by a thread: it may end at any time and leaves no zombie.
+class Child {
+ public:
+  explicit Child(pid_t pid) {
+    std::thread([pid, end = end_] {
+      int status = 0;
+      pid_t waited;
+      while ((waited = waitpid(pid, &status, 0)) < 0 && errno == EINTR) {
+      }
+      *end = waited == pid && !(WIFEXITED(status) && WEXITSTATUS(status) == 0) ? kFailed : kEnded;
+    }).detach();
+  }
+  bool failed() const { return *end_ == kFailed; }
+
+ private:
+  enum End { kRuns, kEnded, kFailed };
+  std::shared_ptr<std::atomic<End>> end_ = std::make_shared<std::atomic<End>>(kRuns);
 };
 
 std::string Tail(const std::string& path) {
@@ -220,18 +242,16 @@ class Service {
     }
     pid_t pid;
     if (PJRT_Error* error = Spawn(&pid)) return error;
+    Child child(pid);
     constexpr int kWaitMilliseconds = 60000, kStep = 5;
-    bool ended = false;
     for (int waited = 0; waited < kWaitMilliseconds; waited += kStep) {
       Socket hello = Socket::Connect(path());
       if (hello.valid() && hello.Send(kHello, {})) {
         lifetime_ = std::move(hello);
         return nullptr;
       }
-      int status;
-      // One that found another serving the same folder ends with 0: that one will answer.
-      ended = ended || waitpid(pid, &status, WNOHANG) == pid;
-      if (ended && !(WIFEXITED(status) && WEXITSTATUS(status) == 0)) return Unavailable();
+      // One that found another serving the same folder ends well: that one will answer.
+      if (child.failed()) return Unavailable();
       usleep(kStep * 1000);
     }
     return Internal("the compile service did not answer within 60 s; its log says: " + Tail(log()));
