@@ -39,7 +39,8 @@ def environment(settings: Settings, backend: Backend, environ: Mapping[str, str]
         wanted = _for_torch_tpu(launched, mesh)
         if backend.name == "libtt":
             wanted |= _for_libtt(settings, launched, mesh, backend)
-    return {name: value for name, value in (wanted | _NO_SHARED_CACHE).items() if name in _OF_ONE_PROCESS or not environ.get(name)}
+    wanted |= _NO_SHARED_CACHE
+    return {name: value for name, value in wanted.items() if name in _OF_ONE_PROCESS or not environ.get(name)}
 
 
 def choose(settings: Settings, backend: Backend, chips: int, hosts: int = 1) -> mesh_descriptors.Mesh:

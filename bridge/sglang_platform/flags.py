@@ -119,7 +119,10 @@ def check(arguments: Any) -> None:
         raise CheckpointError(f"there is no model folder {folder}: --model-path wants a Hugging Face model folder or name")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise CheckpointError(f"{folder} has no config.json: --model-path wants a Hugging Face model folder or name")
-    tensor_parallel.check(tensor_parallel.Layout.of(arguments), folder / "config.json")
+    layout = tensor_parallel.Layout.of(arguments)
+    if layout.hosts > 1 and not getattr(arguments, "dist_init_addr", None):
+        raise SettingsError(f"--nnodes {layout.hosts} needs --dist-init-addr HOST:PORT, the first machine's on all of them")
+    tensor_parallel.check(layout, folder / "config.json")
 
 
 def buckets(server_args: Any, config: Any) -> tuple[list[int], list[int]]:

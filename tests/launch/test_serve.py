@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from bridge.errors import LaunchError
 from launch import serve
 
 
@@ -29,6 +30,29 @@ def test_the_user_wins(given):
     options = serve.options(None, given)
     assert options[-len(given) :] == given
     assert "bfloat16" not in options
+
+
+@pytest.mark.parametrize(
+    ("chips", "given", "size"),
+    [
+        (None, [], 1),
+        (4, [], 4),
+        (4, ["--dp-size", "2"], 2),
+        (4, ["--data-parallel-size=4"], 1),
+        (None, ["--dp-size", "2", "--tp-size", "2"], 2),
+        (4, ["--dp-size", "2", "--tp-size", "2"], 2),
+    ],
+)
+def test_replicas_share_the_chips(chips, given, size):
+    """--chips counts those of all replicas together, and each is divided over its part."""
+    assert serve.chips_a_replica(chips, given) == size
+
+
+@pytest.mark.parametrize(("chips", "given"), [(3, ["--dp-size", "2"]), (4, ["--tp-size", "2"]), (0, [])])
+def test_chips_that_replicas_cannot_share_are_refused(chips, given):
+    """A chip too many is not left idle without a word."""
+    with pytest.raises(LaunchError, match=f"--chips {chips}"):
+        serve.chips_a_replica(chips, given)
 
 
 def test_a_short_context_is_respected():

@@ -32,7 +32,11 @@ def test_page_sizes_of_the_chip_pass(tmp_path, page_size):
         ({"page_size": 128}, ["--chunked-prefill-size 64", "128"]),
         ({"page_size": None, "chunked_prefill_size": 96}, ["--chunked-prefill-size 96", "64"]),
         ({"tpu_compile_tokens": [64, 50]}, ["--tpu-compile-tokens 50", "32"]),
-        ({"dp_size": 2}, ["--dp-size 2"]),
+        ({"attn_dp_size": 2, "tp_size": 2}, ["--attn-dp-size 2"]),
+        ({"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}, ["--enable-dp-attention"]),
+        ({"tp_size": 2, "nnodes": 2}, ["--nnodes 2", "--dist-init-addr"]),
+        ({"dp_size": 2, "nnodes": 2, "dist_init_addr": "a:1"}, ["--dp-size 2", "--nnodes 2", "one machine"]),
+        ({"tp_size": 4, "nnodes": 3, "dist_init_addr": "a:1"}, ["--tp-size 4", "--nnodes 3"]),
         ({"disaggregation_mode": "prefill"}, ["--disaggregation-mode prefill"]),
         ({"speculative_algorithm": "EAGLE"}, ["--speculative-algorithm EAGLE"]),
         ({"return_hidden_states_mode": "last"}, ["--return-hidden-states-mode last"]),
@@ -76,6 +80,21 @@ def test_a_number_of_chips_that_no_mesh_has_is_refused(tmp_path):
     given.tp_size = 7
     with pytest.raises(MeshError, match="7 chips"):
         flags.check(given)
+
+
+def test_emulated_chips_of_several_machines_are_refused(tmp_path):
+    """They cannot be joined, and that is said before a model is looked at."""
+    given = arguments(tmp_path, tp_size=2, nnodes=2, dist_init_addr="a:1")
+    with pytest.raises(MeshError, match="--nnodes 2"):
+        flags.check(given)
+
+
+@pytest.mark.parametrize(("replicas", "size"), [(2, 1), (2, 2), (3, 4)])
+def test_replicas_pass(tmp_path, replicas, size):
+    """However many chips a replica has; emulated chips are as many as are asked for."""
+    given = model_with(tmp_path, 8, 2)
+    given.dp_size, given.tp_size = replicas, size
+    flags.check(given)
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
