@@ -19,6 +19,9 @@ _DEFAULT_MASTER = ("127.0.0.1", 29500)
 # torch_tpu's own way to share programs between ranks leaves files and locks in shared memory, which every user can
 # write, for ever. Ours compile a program once for all of them: they share the compile service.
 _NO_SHARED_CACHE = {"TORCH_TPU_TIER2_COMPILATION_CACHE": "disabled"}
+# For a process that learns its rank later (torch.multiprocessing.spawn) or has none (torchrun's own): torch_tpu wants
+# them to be set, and nothing else reads them. In a rank, which inherits them, they count as unset.
+_PLACEHOLDERS = {"TORCH_TPU_SLICEBUILDER_ADDRESSES": "localhost:1", "TORCH_TPU_TOPOLOGY": "1,1,1"}
 # What processes of one host must not have in common.
 _OF_ONE_PROCESS = ("TT_VISIBLE_DEVICES", "TMPDIR")
 
@@ -33,14 +36,15 @@ def environment(settings: Settings, backend: Backend, environ: Mapping[str, str]
     """
     launched = settings.launched
     if launched is None:
-        wanted = _placeholders()
+        wanted = _PLACEHOLDERS
     else:
         mesh = choose(settings, backend, launched.world_size, launched.world_size // launched.local_world_size)
         wanted = _for_torch_tpu(launched, mesh)
         if backend.name == "libtt":
             wanted |= _for_libtt(settings, launched, mesh, backend)
-    wanted |= _NO_SHARED_CACHE
-    return {name: value for name, value in wanted.items() if name in _OF_ONE_PROCESS or not environ.get(name)}
+    wanted = wanted | _NO_SHARED_CACHE
+    kept = {name for name, value in environ.items() if value and value != _PLACEHOLDERS.get(name)}
+    return {name: value for name, value in wanted.items() if name in _OF_ONE_PROCESS or name not in kept}
 
 
 def choose(settings: Settings, backend: Backend, chips: int, hosts: int = 1) -> mesh_descriptors.Mesh:
@@ -61,12 +65,6 @@ def choose(settings: Settings, backend: Backend, chips: int, hosts: int = 1) -> 
             "start one for each chip, or unset it"
         )
     return mesh
-
-
-def _placeholders() -> dict[str, str]:
-    """For a process that learns its rank later (torch.multiprocessing.spawn): torch_tpu wants them to be set, and
-    nothing else reads them."""
-    return {"TORCH_TPU_SLICEBUILDER_ADDRESSES": "localhost:1", "TORCH_TPU_TOPOLOGY": "1,1,1"}
 
 
 def _for_torch_tpu(launched: Launched, mesh: mesh_descriptors.Mesh) -> dict[str, str]:

@@ -64,3 +64,10 @@ def test_what_a_rank_starts_stays_in_its_folder(place, monkeypatch):
     first = place(0, 2)
     monkeypatch.setattr(tempfile, "tempdir", first["TMPDIR"])
     assert place(0, 2, **first)["TMPDIR"] == first["TMPDIR"]
+
+
+def test_a_rank_of_torchrun_learns_its_mesh(place):
+    """torchrun's own process has no rank, and what it was given in place of a mesh is not kept by those that it starts."""
+    alone = mesh.environment(load({}), None, {})
+    assert place(0, 4, **alone)["TORCH_TPU_TOPOLOGY"] == "2,2,1"
+    assert "TORCH_TPU_TOPOLOGY" not in place(0, 4, TORCH_TPU_TOPOLOGY="4,1,1")
