@@ -56,16 +56,20 @@ def lower_collectives(module: ir.Module, placement: Placement) -> ir.Module:
 
 def refuse_shardings(module: ir.Module, placement: Placement) -> ir.Module:
     """Raise CompileError where a program of several devices expects a partitioner to divide it."""
-    if not placement.spread:
-        return module
-    for op in operations(module):
-        named = op.operation.name
-        if named.startswith("sdy.") or any(mark in op.attributes for mark in _SHARDINGS) or _is_sharded(op):
-            raise CompileError(
-                f"{named} has a sharding: in a mesh of processes programs are divided by their author (torch's "
-                "DTensor, collectives), not by a partitioner. Run it in one process"
-            )
+    if placement.spread and (op := first_sharded(module)) is not None:
+        raise CompileError(
+            f"{op.operation.name} has a sharding: in a mesh of processes programs are divided by their author (torch's "
+            "DTensor, collectives), not by a partitioner. Run it in one process"
+        )
     return module
+
+
+def first_sharded(module: ir.Module) -> ir.OpView | None:
+    """The first operation that leaves the division of the program to a partitioner, None where its author divided it."""
+    for op in operations(module):
+        if op.operation.name.startswith("sdy.") or any(mark in op.attributes for mark in _SHARDINGS) or _is_sharded(op):
+            return op
+    return None
 
 
 def count_collectives(module: ir.Module) -> int:

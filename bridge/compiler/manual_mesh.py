@@ -7,44 +7,35 @@ the ranks' one after the other, and what a rank does with its own is the body of
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy
 
+from bridge.compiler.collectives import first_sharded
+from bridge.compiler.fail_closed import COLLECTIVES
 from bridge.compiler.module import main_function, operations
 from bridge.compiler.placement import Placement
 from bridge.errors import CompileError
 
 _MESH, _AXIS = "mesh", "chips"
-# Collectives that count replicas unless they are told that their numbers are those of all devices.
-_FLAGGED = frozenset(f"stablehlo.{name}" for name in ("all_reduce", "all_gather", "reduce_scatter"))
-_CHANNELLED = frozenset(f"stablehlo.{name}" for name in ("all_to_all", "collective_permute", "collective_broadcast"))
 
 
 def compute_manually(module: ir.Module, placement: Placement) -> ir.Module:
-    """Make the body of @main a manual computation over the mesh's chips; a program of one device is left as it is.
+    """Make the body of @main a manual computation over the mesh's chips.
+
+    Left as it is: a program of one partition, and one that names its mesh and shardings itself.
 
     Raises:
-        CompileError: a collective counts replicas in a way that a mesh of partitions has no word for.
+        CompileError: a collective of replicas, whose numbers mean nothing in a mesh of partitions.
     """
-    if not placement.spread:
+    if placement.replicas > 1 and (op := next(operations(module, *COLLECTIVES), None)) is not None:
+        raise CompileError(f"{op.operation.name} in a program of replicas does not go to this chip: divide it into partitions")
+    if placement.partitions == 1 or first_sharded(module) is not None:
         return module
-    for op in operations(module, *_FLAGGED, *_CHANNELLED):
-        _count_partitions(op, placement)
-    size = len(placement.ranks)
     numbers = ir.IntegerType.get_signless(32)
-    for name, value in (("mhlo.num_partitions", size), ("mhlo.num_replicas", 1)):
+    for name, value in (("mhlo.num_partitions", placement.partitions), ("mhlo.num_replicas", 1)):
         module.operation.attributes[name] = ir.IntegerAttr.get(numbers, value)
-    mesh = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(_AXIS, size)])
+    mesh = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(_AXIS, placement.partitions)])
     with ir.InsertionPoint.at_block_begin(module.body):
         sdy.MeshOp(_MESH, mesh)
-    _wrap(main_function(module), size)
+    _wrap(main_function(module), placement.partitions)
     return module
-
-
-def _count_partitions(op: ir.OpView, placement: Placement) -> None:
-    """Give a collective of replicas the channel that makes it one of partitions, over the same devices."""
-    if placement.replicas == 1 or "use_global_device_ids" in op.attributes:
-        return
-    if "channel_handle" in op.attributes or op.operation.name in _FLAGGED:
-        raise CompileError(f"{op.operation.name} without use_global_device_ids, in a program of replicas, does not go to this chip")
-    op.attributes["channel_handle"] = ir.Attribute.parse("#stablehlo.channel_handle<handle = 1, type = 1>")
 
 
 def _whole(kind: ir.Type, size: int) -> ir.Type:
@@ -55,14 +46,18 @@ def _whole(kind: ir.Type, size: int) -> ir.Type:
     return ir.RankedTensorType.get([tensor.shape[0] * size, *tensor.shape[1:]], tensor.element_type)
 
 
+def _sharding(kind: ir.Type) -> ir.Attribute:
+    """Along the first dimension, where there is one."""
+    along = [sdy.AxisRefAttr.get(_AXIS)]
+    dimensions = [
+        sdy.DimensionShardingAttr.get(along if dimension == 0 else [], is_closed=True)
+        for dimension in range(ir.RankedTensorType(kind).rank)
+    ]
+    return sdy.TensorShardingAttr.get(_MESH, dimensions)
+
+
 def _shardings(types: list[ir.Type]) -> ir.Attribute:
-    """Along the first dimension each."""
-    each = []
-    for kind in types:
-        rank = ir.RankedTensorType(kind).rank
-        dimensions = [sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(_AXIS)] if place == 0 else [], is_closed=True) for place in range(rank)]
-        each.append(sdy.TensorShardingAttr.get(_MESH, dimensions))
-    return sdy.TensorShardingPerValueAttr.get(each)
+    return sdy.TensorShardingPerValueAttr.get([_sharding(kind) for kind in types])
 
 
 def _wrap(main: ir.OpView, size: int) -> None:

@@ -48,9 +48,11 @@ PJRT_Error* Compile(PJRT_Client_Compile_Args* args) {
   std::string options = FilterCompileOptions(View(args->compile_options, args->compile_options_size));
   std::string placed;
   if (GetWorld().spread()) {
+    std::string own_options = options;
     Placement placement;
-    if (PJRT_Error* error = Place(&options, &placement)) return error;
+    if (PJRT_Error* error = PlaceOnOwnDevice(&own_options, &placement)) return error;
     placed = placement.Text();
+    if (GetConfig().emulated()) options = std::move(own_options);
   } else if (int64_t devices = DeviceCount(options); devices > 1) {
     placed = "here " + std::to_string(devices);
   }

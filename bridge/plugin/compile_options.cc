@@ -19,9 +19,7 @@ constexpr int kEnvOptionOverrides = 7;
 // ExecutableBuildOptionsProto
 constexpr int kNumReplicas = 4;
 constexpr int kNumPartitions = 5;
-constexpr int kUseSpmdPartitioning = 6;
 constexpr int kDeviceAssignment = 9;
-constexpr int kUseShardyPartitioner = 19;
 // DeviceAssignmentProto, and the ComputationDevice in it
 constexpr int kReplicaCount = 1;
 constexpr int kComputationCount = 2;
@@ -107,16 +105,13 @@ void PutMessage(int field, std::string_view body, std::string* out) {
   out->append(body);
 }
 
-// One replica of as many partitions as there are devices (ids).
-std::string Partitions(const std::vector<int64_t>& devices) {
-  std::string assignment;
+// One replica of one partition, on the inner client's first device.
+std::string FirstDevice() {
+  std::string devices, assignment;
+  PutNumber(kReplicaDeviceIds, 0, &devices);
   PutNumber(kReplicaCount, 1, &assignment);
-  PutNumber(kComputationCount, devices.size(), &assignment);
-  for (int64_t device : devices) {
-    std::string id;
-    PutNumber(kReplicaDeviceIds, device, &id);
-    PutMessage(kComputationDevices, id, &assignment);
-  }
+  PutNumber(kComputationCount, 1, &assignment);
+  PutMessage(kComputationDevices, devices, &assignment);
   return assignment;
 }
 
@@ -137,28 +132,21 @@ void ReadAssignment(std::string_view assignment, std::vector<int64_t>* devices) 
   }
 }
 
-// Takes out what says where a program runs; the rest stays.
-std::string TakePlacement(std::string_view build_options, Placement* placement) {
+// Replaces what says where a program runs; the rest stays.
+std::string Relocate(std::string_view build_options, Placement* placement) {
   std::string kept;
   while (auto field = TakeField(&build_options)) {
     switch (field->number) {
       case kNumReplicas: placement->replicas = field->number_value; break;
       case kNumPartitions: placement->partitions = field->number_value; break;
       case kDeviceAssignment: ReadAssignment(field->body, &placement->devices); break;
-      case kUseSpmdPartitioning:
-      case kUseShardyPartitioner: break;
       default: kept += field->whole;
     }
   }
+  PutNumber(kNumReplicas, 1, &kept);
+  PutNumber(kNumPartitions, 1, &kept);
+  PutMessage(kDeviceAssignment, FirstDevice(), &kept);
   return kept;
-}
-
-void PutPartitions(const std::vector<int64_t>& devices, std::string* build_options) {
-  PutNumber(kNumReplicas, 1, build_options);
-  PutNumber(kNumPartitions, devices.size(), build_options);
-  PutNumber(kUseSpmdPartitioning, devices.size() > 1, build_options);
-  PutNumber(kUseShardyPartitioner, devices.size() > 1, build_options);
-  PutMessage(kDeviceAssignment, Partitions(devices), build_options);
 }
 
 PJRT_Error* CheckPlacement(Placement* placement) {
@@ -198,20 +186,23 @@ std::string Placement::Text() const {
   return text;
 }
 
-PJRT_Error* Place(std::string* options, Placement* placement) {
-  std::string placed, build_options;
+PJRT_Error* PlaceOnOwnDevice(std::string* options, Placement* placement) {
+  std::string placed;
+  bool found = false;
   std::string_view rest = *options;
   while (!rest.empty()) {
     auto field = TakeField(&rest);
     if (!field) return InvalidArgument("the compile options are not a CompileOptionsProto");
-    if (field->number == kExecutableBuildOptions) build_options += TakePlacement(field->body, placement);
-    else placed += field->whole;
+    if (field->number != kExecutableBuildOptions) {
+      placed += field->whole;
+    } else {
+      found = true;
+      PutMessage(kExecutableBuildOptions, Relocate(field->body, placement), &placed);
+    }
   }
-  if (PJRT_Error* error = CheckPlacement(placement)) return error;
-  PutPartitions(GetConfig().emulated() ? std::vector<int64_t>{0} : placement->devices, &build_options);
-  PutMessage(kExecutableBuildOptions, build_options, &placed);
+  if (!found) PutMessage(kExecutableBuildOptions, Relocate({}, placement), &placed);
   *options = std::move(placed);
-  return nullptr;
+  return CheckPlacement(placement);
 }
 
 int64_t DeviceCount(std::string_view options) {

@@ -26,9 +26,8 @@ struct Placement {
   std::string Text() const;  // "1 4 0 1 2 3", for the compile service
 };
 
-// For a mesh whose processes have one chip each: reads the program's placement from the options, and writes what the
-// inner plugin is to know of it. The emulated chip's has one device and runs the program there, the same in all
-// processes; libtt gets a partition for each chip, see bridge/compiler/manual_mesh.py.
-PJRT_Error* Place(std::string* options, Placement* placement);
+// For a mesh whose processes have one chip each: takes the program's placement out of the options, and
+// leaves the one device on which a process runs it, the same in all of them.
+PJRT_Error* PlaceOnOwnDevice(std::string* options, Placement* placement);
 
 }  // namespace tt

@@ -282,9 +282,9 @@ PJRT_Error* DeserializeAndLoad(PJRT_Executable_DeserializeAndLoad_Args* args) {
   std::string options =
       FilterCompileOptions(View(args->overridden_serialized_compile_options,
                                 args->overridden_serialized_compile_options_size));
-  if (GetWorld().spread() && args->overridden_serialized_compile_options != nullptr) {
+  if (GetWorld().spread() && GetConfig().emulated() && args->overridden_serialized_compile_options != nullptr) {
     Placement placement;
-    if (PJRT_Error* error = Place(&options, &placement)) return error;
+    if (PJRT_Error* error = PlaceOnOwnDevice(&options, &placement)) return error;
   }
   inner.serialized_executable = const_cast<char*>(bytes.data());
   inner.serialized_executable_size = bytes.size();

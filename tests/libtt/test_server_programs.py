@@ -91,7 +91,7 @@ def test_a_decode_step_of_four_chips(compile_on_libtt, tmp_path):
     """A rank's decode program with its collectives, as our passes hand it to libtt; 8 heads, for 9 are not divided by 4."""
     program = stablehlo_of_rank_0(tmp_path, "decode:4")
     assert "stablehlo.all_reduce" in program and "stablehlo.all_gather" in program
-    context, four = modules.make_context(), Placement(4, 1, (0, 1, 2, 3))
+    context, four = modules.make_context(), Placement(1, 4, (0, 1, 2, 3))
     rewritten = pipeline.rewrite(context, program.encode(), "libtt", "1.10.0", four).program
     descriptor = tmp_path / "mesh.textproto"
     descriptor.write_text(mesh_descriptors.describe(mesh_descriptors.select("p150", 4)))
