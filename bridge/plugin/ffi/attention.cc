@@ -141,11 +141,6 @@ class Task {
     return page >= 0 && page < cache.pages ? cache.At(page, head_) : nullptr;
   }
 
-  // The way to what is read next, which the CPU cannot foresee.
-  static int64_t Ahead(const void* from, const char* next) {
-    return next == nullptr ? 0 : reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(from);
-  }
-
   // Positions [first, first + page size).
   void Page(int64_t first, const void* queries, int64_t stride) {
     const Cache &keys = request_.keys, &values = request_.values;
@@ -153,13 +148,12 @@ class Task {
     int64_t page = request_.table[sequence_ * request_.table_width + first / keys.size];
     const char *part = PartOf(keys, first), *values_part = PartOf(values, first);
     if (part != nullptr) {
-      int64_t ahead = Ahead(part, values_part);
-      Problem scores{queries, stride, part, scores_.data(), false, rows_, keys.dim, count, ahead};
+      Problem scores{queries, stride, part, scores_.data(), false, rows_, keys.dim, count, values_part};
       if (keys.bf16 && !request_.NarrowScores()) {
         wide_page_.resize(count * keys.dim);
         Widen(static_cast<const Bfloat16*>(scores.weights), count * keys.dim, wide_page_.data());
         scores.weights = wide_page_.data();
-        scores.ahead = 0;
+        scores.next = scores.weights;
       }
       (request_.NarrowScores() ? kernels_.nk_bf16 : kernels_.nk_f32)(scores, 0, count);
     } else {
@@ -168,8 +162,10 @@ class Task {
     }
     for (int64_t row = 0; row < rows_; ++row) Weigh(row, first, count);
     if (part == nullptr) return;
-    int64_t ahead = Ahead(values_part, PartOf(keys, first + keys.size));
-    Problem weighted{scores_.data(), count, values_part, products_.data(), false, rows_, count, values.dim, ahead};
+    // The CPU cannot foresee which page follows.
+    const char* next = PartOf(keys, first + keys.size);
+    Problem weighted{scores_.data(), count, values_part, products_.data(), false, rows_, count, values.dim,
+                     next != nullptr ? next : values_part};
     (values.bf16 ? kernels_.kn_bf16 : kernels_.kn_f32)(weighted, 0, values.dim);
     for (int64_t i = 0; i < rows_ * values.dim; ++i) partial.out[i] += products_[i];
   }

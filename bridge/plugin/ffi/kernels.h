@@ -11,6 +11,9 @@ using Bfloat16 = uint16_t;
 
 constexpr int kMostRowsKN = 64;  // the most rows of x with [K, N] weights
 
+// The way ahead in a matrix that is read from memory once, in the order of its addresses.
+constexpr int64_t kStreamAhead = 8192;
+
 // x [M, K] times weights, as the kernels see it.
 struct Problem {
   const void* x;   // [N, K] weights: rows made by Kernels::prepare_*; [K, N] weights: rows of float
@@ -19,12 +22,16 @@ struct Problem {
   void* result;  // [M, N]
   bool result_bf16;
   int64_t m, k, n;
-  // Bytes from a place in the weights to the one that is called for from memory meanwhile; 0: none.
-  int64_t ahead;
-};
+  // What is read after the weights, and called for from memory meanwhile. Null: the weights are a part of a stream, what
+  // follows them in memory comes next; the weights themselves: it is not known.
+  const void* next = nullptr;
 
-// The distance in a matrix that is read from memory once, in the order of its addresses.
-constexpr int64_t kStreamed = 8192;
+  bool Streamed() const { return next == nullptr; }
+  // Bytes from a place in the weights to the one that is called for.
+  int64_t Ahead() const {
+    return Streamed() ? kStreamAhead : reinterpret_cast<intptr_t>(next) - reinterpret_cast<intptr_t>(weights);
+  }
+};
 
 struct Kernels {
   int lanes;               // floats in a vector

@@ -84,7 +84,7 @@ ffi::Error Matmul(ffi::ThreadPool threads, ffi::AnyBuffer x, ffi::AnyBuffer weig
     const void* rows_of_x = static_cast<const char*>(x.untyped_data()) + row * k * size;
     void* rows_of_result = static_cast<char*>(result->untyped_data()) + row * n * result_size;
     int64_t count = Smaller(kMostRowsAtOnce, m - row);
-    Problem problem{rows_of_x, k, weights.untyped_data(), rows_of_result, result_bf16, count, k, n, kStreamed};
+    Problem problem{rows_of_x, k, weights.untyped_data(), rows_of_result, result_bf16, count, k, n};
     Memory rows;
     if (k > 0 && !PrepareRows(*kernels, nk, bf16, &problem, &rows))
       return ffi::Error(ffi::ErrorCode::kResourceExhausted, "tt_tpu.matmul: no memory for rows of x");
