@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import transformers
@@ -16,8 +17,6 @@ from bridge.compiler.placement import Placement
 
 HERE = Path(__file__).parent
 FOUR_CHIPS = HERE / "p150x4.yaml"
-
-
 SMOLLM2_TWO_LAYERS = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 49152,
@@ -38,27 +37,24 @@ def save_two_layers(folder: Path, **sizes: int) -> None:
     transformers.LlamaConfig(**SMOLLM2_TWO_LAYERS | sizes).save_pretrained(folder)
 
 
-def on_libtt(libtt: Path, environment: dict[str, str], folder: Path) -> dict[str, str]:
-    """The environment of a process whose chip is libtt's."""
-    environment = environment | {
+def environment(folder: Path, given: Mapping[str, str], **variables: str) -> dict[str, str]:
+    """Of a process that traces the server's programs, with its caches in `folder`; `variables` add to what is given."""
+    common = {
         "LIBTT_TPU_COMPAT": "1",
         "SGLANG_PLATFORM": "tpu_oot",
-        "TT_TPU_BACKEND": "libtt",
-        "TT_TPU_INNER_PLUGIN": str(libtt),
         "TT_TPU_CACHE_DIR": str(folder / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
     }
-    environment.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    return environment
+    return {name: value for name, value in given.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"} | common | variables
 
 
 def test_decode_and_prefill(libtt, mock_environment, tmp_path):
     """One decode program of four requests and one prefill program of 64 tokens, through torch_tpu and our plugin."""
     save_two_layers(tmp_path / "model")
-    environment = on_libtt(libtt, mock_environment, tmp_path)
+    on_libtt = environment(tmp_path, mock_environment, TT_TPU_BACKEND="libtt", TT_TPU_INNER_PLUGIN=str(libtt))
     shapes, results = ("decode:4", "prefill:64"), tmp_path / "results.json"
     command = [sys.executable, HERE / "compile_server.py", tmp_path / "model", results, *shapes]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, env=on_libtt, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert json.loads(results.read_text()) == dict.fromkeys(shapes, "")
 
@@ -66,18 +62,15 @@ def test_decode_and_prefill(libtt, mock_environment, tmp_path):
 def stablehlo_of_rank_0(folder: Path, program: str) -> str:
     """A program of the first of four ranks, traced by all four on emulated chips."""
     save_two_layers(folder / "model", hidden_size=512, num_attention_heads=8, num_key_value_heads=4)
-    common = os.environ | {
-        "LIBTT_TPU_COMPAT": "1", "SGLANG_PLATFORM": "tpu_oot", "TT_TPU_BACKEND": "emulated", "OMP_NUM_THREADS": "1",
-        "TT_TPU_CACHE_DIR": str(folder / "cache"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports.free_port()),
-    }  # fmt: skip
-    common.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    mesh = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ports.free_port())}
     ranks = []
     for rank in "0123":
         command = [sys.executable, HERE / "compile_server.py", folder / "model", folder / f"{rank}.json", program]
-        log = (folder / f"{rank}.log").open("wb")
-        environment = common | {"RANK": rank, "LOCAL_RANK": rank}
-        ranks.append(subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log))
+        emulated = environment(
+            folder, os.environ, TT_TPU_BACKEND="emulated", OMP_NUM_THREADS="1", RANK=rank, LOCAL_RANK=rank, **mesh
+        )
+        with (folder / f"{rank}.log").open("wb") as log:
+            ranks.append(subprocess.Popen(command, env=emulated, cwd=folder, stdout=log, stderr=log))
     try:
         codes = [process.wait(300) for process in ranks]
     finally:
