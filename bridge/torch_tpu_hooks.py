@@ -1,12 +1,13 @@
 """What torch_tpu must be told about the chips, since it looks for Google's PCI devices.
 
 `torch_tpu._internal.utils.hardware` is changed right after it is imported and
-before anybody has taken a function out of it; flash attention is replaced once
-torch_tpu has registered its own.
+before anybody has taken a function out of it; flash attention and messages between
+ranks are replaced once torch_tpu has registered its own.
 """
 
 from types import ModuleType
 
+from bridge import messages
 from bridge.backend import Backend
 from kernels_replacements import flash_attention
 from kernels_replacements.import_hooks import provide, when_imported
@@ -19,6 +20,7 @@ def install(backend: Backend) -> None:
     """Leave the hooks; nothing is imported now."""
     when_imported("torch_tpu._internal.utils.hardware", lambda module: _describe(module, backend))
     when_imported("torch_tpu", flash_attention.install)
+    when_imported("torch_tpu", messages.install)
     # torch_tpu asks libtpu for a library path; ours is set, and 500 MB of libtpu are not needed.
     provide("libtpu", _fill_libtpu)
 

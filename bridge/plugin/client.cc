@@ -8,6 +8,7 @@
 #include "extensions.h"
 #include "mesh.h"
 #include "pjrt.h"
+#include "transfers.h"
 
 namespace tt {
 namespace {
@@ -62,6 +63,7 @@ PJRT_Error* Create(PJRT_Client_Create_Args* args) {
 }
 
 PJRT_Error* Destroy(PJRT_Client_Destroy_Args* args) {
+  EndTransfers();
   PJRT_Error* error = CallInner(Slot::Client_Destroy, args);
   if (error == nullptr) ForgetClient(args->client);
   return error;

@@ -76,6 +76,7 @@ class Mesh {
 
   int rank() const { return rank_; }
   int size() const { return world_; }
+  const Patience& patience() const { return patience_; }
 
  private:
   struct User {
@@ -223,6 +224,8 @@ PJRT_Error* JoinMesh() {
   TheMesh() = std::make_unique<Mesh>(std::move(segment), world, limit);
   return nullptr;
 }
+
+const Patience* MeshPatience() { return TheMesh() != nullptr ? &TheMesh()->patience() : nullptr; }
 
 MaybeFailure AllReduce(const Collective& call, const void* in, void* out, size_t bytes) {
   Reducer reduce = FindReducer(call.type, call.reduction);

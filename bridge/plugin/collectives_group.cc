@@ -17,13 +17,9 @@
 namespace tt {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr auto kLookUp = std::chrono::milliseconds(100);
-
 // Both sides of these are different processes, so the futex is not a private one.
 void SleepOn(std::atomic<uint32_t>* word, uint32_t value) {
-  timespec timeout{0, std::chrono::nanoseconds(kLookUp).count()};
+  timespec timeout{0, std::chrono::nanoseconds(Patience::kLookUp).count()};
   syscall(SYS_futex, word, FUTEX_WAIT, value, &timeout, nullptr, 0);
 }
 
@@ -81,7 +77,7 @@ std::string RankList(uint64_t ranks) {
 // ---- Patience
 
 Patience::Patience(const Segment& segment, MeshMemory& mesh, int rank, int world, std::chrono::seconds limit)
-    : segment_(segment), mesh_(mesh), rank_(rank), limit_(limit) {
+    : segment_(segment), mesh_(mesh), rank_(rank), world_(world), limit_(limit) {
   // With a core for each rank the others are about to come; else they may need this one.
   bool crowded = Cores() < world;
   spins_ = crowded ? 100 : 3000;
@@ -113,14 +109,21 @@ MaybeFailure Patience::Until(Ready ready, Missing missing, std::atomic<uint32_t>
     if (ready()) return std::nullopt;
     if (Clock::now() - looked_up < kLookUp / 2) continue;
     looked_up = Clock::now();
-    if (MaybeFailure failure = FailedBefore()) return failure;
-    int ended = segment_.FirstEnded(missing());
-    if (ended >= 0 && !ready()) {
-      return Failure{PJRT_Error_Code_UNAVAILABLE,
-                     "rank " + std::to_string(ended) + " (process " + std::to_string(segment_.pid(ended)) + ") has ended"};
-    }
-    if (looked_up - start > limit_) return Failure{PJRT_Error_Code_DEADLINE_EXCEEDED, ""};
+    MaybeFailure failure = LookUp(start, missing());
+    if (failure && !ready()) return failure;
   }
+}
+
+MaybeFailure Patience::LookUp(Clock::time_point start, uint64_t missing) const {
+  if (MaybeFailure failure = FailedBefore()) return failure;
+  int ended = segment_.FirstEnded(missing);
+  if (ended >= 0) return Failure{PJRT_Error_Code_UNAVAILABLE, Who(ended) + " has ended"};
+  if (Clock::now() - start > limit_) return Failure{PJRT_Error_Code_DEADLINE_EXCEEDED, ""};
+  return std::nullopt;
+}
+
+std::string Patience::Who(int rank) const {
+  return "rank " + std::to_string(rank) + " (process " + std::to_string(segment_.pid(rank)) + ")";
 }
 
 MaybeFailure Patience::Fail(int code, const std::string& message) const {

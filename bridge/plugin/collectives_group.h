@@ -52,6 +52,9 @@ struct alignas(64) MeshMemory {
 // How long, and on what conditions, a rank waits for others.
 class Patience {
  public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto kLookUp = std::chrono::milliseconds(100);  // how often to look at what could end a wait
+
   Patience(const Segment& segment, MeshMemory& mesh, int rank, int world, std::chrono::seconds limit);
 
   // Comes back when `ready()`; sleeps on `word`, which its changer wakes where `sleepers` is not 0 (a null
@@ -60,21 +63,30 @@ class Patience {
   template <class Ready, class Missing>
   MaybeFailure Until(Ready ready, Missing missing, std::atomic<uint32_t>* word, std::atomic<uint32_t>* sleepers) const;
 
+  // What ends a wait that began at `start`: that the mesh has failed, that one of the ranks `missing` has
+  // ended, or that it takes too long (a failure without a text, since only the caller knows what for).
+  MaybeFailure LookUp(Clock::time_point start, uint64_t missing) const;
+
   // Makes the mesh useless for all ranks; the first to say so is remembered.
   MaybeFailure Fail(int code, const std::string& message) const;
   MaybeFailure FailedBefore() const;
   const Segment& segment() const { return segment_; }
   MeshMemory& mesh() const { return mesh_; }
   int rank() const { return rank_; }
+  int world() const { return world_; }
   std::chrono::seconds limit() const { return limit_; }
+  std::string Who(int rank) const;  // "rank 1 (process 1234)"
 
  private:
   const Segment& segment_;
   MeshMemory& mesh_;
-  const int rank_;
+  const int rank_, world_;
   const std::chrono::seconds limit_;
   int spins_, yields_;
 };
+
+// That of this process in its mesh, or null where it is alone.
+const Patience* MeshPatience();
 
 class Group {
  public:

@@ -11,17 +11,16 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 #include <functional>
 #include <thread>
 #include <utility>
 
 #include "config.h"
+#include "sockets.h"
 
 namespace tt {
 namespace {
@@ -47,25 +46,6 @@ struct Welcome {
   int32_t pids[kMaxRanks] = {};
 };
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-  int release() { return std::exchange(fd_, -1); }
-  bool valid() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
-
 std::string Reason(const std::string& what) { return what + ": " + strerror(errno); }
 
 Hello MakeHello(const World& world, const std::string& build, size_t bytes) {
@@ -78,14 +58,7 @@ Hello MakeHello(const World& world, const std::string& build, size_t bytes) {
   return hello;
 }
 
-// In the abstract namespace: a name that ends with its socket, seen by this host (network namespace) alone.
-socklen_t AddressOf(const World& world, sockaddr_un* address) {
-  const std::string name = "tt-tpu-mesh-" + world.job;
-  *address = {};
-  address->sun_family = AF_UNIX;
-  name.copy(address->sun_path + 1, sizeof address->sun_path - 1);
-  return offsetof(sockaddr_un, sun_path) + 1 + name.size();
-}
+std::string SocketName(const World& world) { return "tt-tpu-mesh-" + world.job; }
 
 int PidfdOpen(pid_t pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
@@ -177,7 +150,7 @@ class Host {
  private:
   std::string Listen() {
     sockaddr_un address;
-    socklen_t size = AddressOf(world_, &address);
+    socklen_t size = AbstractAddress(SocketName(world_), &address);
     listener_ = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (!listener_.valid()) return Reason("cannot make a socket");
     if (bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) {
@@ -204,9 +177,7 @@ class Host {
   std::string Admit() {
     Descriptor guest(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     ucred peer{};
-    socklen_t size = sizeof peer;
-    if (!guest.valid() || getsockopt(guest.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return "";
-    if (peer.uid != getuid()) return "";  // another user's process is turned away without a word
+    if (!SameUser(guest.get(), &peer)) return "";  // another user's process is turned away without a word
     Hello hello;
     if (!Readable(guest.get(), std::min(deadline_, Clock::now() + kGrace)) ||
         recv(guest.get(), &hello, sizeof hello, 0) != static_cast<ssize_t>(sizeof hello) || hello.magic != kMagic) {
@@ -275,7 +246,7 @@ class Host {
 // The other ranks' side.
 std::string Visit(const World& world, const Hello& hello, Clock::time_point deadline, std::unique_ptr<Segment>* segment) {
   sockaddr_un address;
-  socklen_t size = AddressOf(world, &address);
+  socklen_t size = AbstractAddress(SocketName(world), &address);
   Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!socket.valid()) return Reason("cannot make a socket");
   while (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) {

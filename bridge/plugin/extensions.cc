@@ -64,7 +64,7 @@ void* BuildExtensions() {
   void* first = nullptr;
   for (PJRT_Extension_Base* extension :
        {MemoryDescriptionsExtension(), ShardingsExtension(), FfiExtension(),
-        TpuTopologyExtension(), HostMemoryAllocatorExtension()}) {
+        TpuTopologyExtension(), HostMemoryAllocatorExtension(), TransfersExtension()}) {
     if (extension == nullptr) continue;
     extension->next = static_cast<decltype(extension->next)>(first);
     first = extension;

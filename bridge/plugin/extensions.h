@@ -17,6 +17,7 @@ void RegisterFfiHandlers();
 
 PJRT_Extension_Base* HostMemoryAllocatorExtension();
 PJRT_Extension_Base* TpuTopologyExtension();
+PJRT_Extension_Base* TransfersExtension();  // null on silicon
 PJRT_Extension_Base* MemoryDescriptionsExtension();  // null where the inner plugin has none
 
 }  // namespace tt
