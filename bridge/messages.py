@@ -3,7 +3,7 @@
 torch_tpu's receiver leaves word of where to send to in the group's store, under a key of nothing but both ranks
 and the tag: a second message between them finds the word of the first one, or overwrites it. And its sender
 waits for the receiver in the caller's thread, so that two ranks which send to each other first wait
-for ever. Here every message has a tag of its own, and each destination a thread that sends to it.
+for ever. Here every message has a tag of its own, and a thread sends what has the same tag and destination.
 """
 
 import ctypes
@@ -96,7 +96,7 @@ def _send(tensors: list, group, destination: int, tag: int):
         except Exception as error:
             future.set_exception(RuntimeError(str(error)))
 
-    _sender(group.group_name, destination).put(send)
+    _sender(group.group_name, destination, tag).put(send)
     return work
 
 
@@ -146,16 +146,16 @@ def _plugin() -> ctypes.CDLL:
     return plugin
 
 
-def _sender(group: str, destination: int) -> "queue.SimpleQueue[Callable[[], None]]":
-    """What the thread that sends to this rank takes its sends from."""
-    sends = _senders.get((group, destination))
+def _sender(*channel) -> "queue.SimpleQueue[Callable[[], None]]":
+    """What the thread that sends to this rank of this group, with this tag, takes its sends from."""
+    sends = _senders.get(channel)
     if sends is None:
-        sends = _senders[group, destination] = queue.SimpleQueue()
+        sends = _senders[channel] = queue.SimpleQueue()
 
         def work() -> None:
             while True:
                 sends.get()()
 
         # A send that nobody receives must not keep the process from ending.
-        threading.Thread(target=work, daemon=True, name=f"tt-tpu-send-{destination}").start()
+        threading.Thread(target=work, daemon=True, name="tt-tpu-send").start()
     return sends
