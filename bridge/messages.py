@@ -15,7 +15,9 @@ import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import timedelta
 from types import ModuleType
 
 from bridge.backend import PLUGIN
@@ -79,25 +81,24 @@ def _send(tensors: list, group, destination: int, tag: int):
     """c10d's send; its work is done when the receiver has everything. RuntimeError from wait() otherwise."""
     import torch
 
-    future, work = _make_work()
     if _is_empty(tensors):
-        future.set_result(None)
-        return work
+        return _nothing_to_do()
     group = torch.distributed.ProcessGroup.unbox(group)
     backend = group._get_backend(tensors[0].device)
     message = _next(group, group.rank(), destination, tag)
     world_rank = torch.distributed.get_global_rank(group, destination)
+    sent: Future[None] = Future()
 
     def send() -> None:
         try:
             _await_receiver(message, world_rank)
             backend.send(tensors, destination, message.tag).wait()
-            future.set_result(None)
+            sent.set_result(None)
         except Exception as error:
-            future.set_exception(RuntimeError(str(error)))
+            sent.set_exception(RuntimeError(str(error)))
 
     _sender(group.group_name, destination, tag).put(send)
-    return work
+    return _work_of(sent)
 
 
 def _receive(tensors: list, group, source: int, tag: int):
@@ -105,22 +106,29 @@ def _receive(tensors: list, group, source: int, tag: int):
     import torch
 
     if _is_empty(tensors):
-        future, work = _make_work()
-        future.set_result(None)
-        return work
+        return _nothing_to_do()
     group = torch.distributed.ProcessGroup.unbox(group)
     message = _next(group, source, group.rank(), tag)
     _plugin().TtTpuExpectMessage(message.key, torch.distributed.get_global_rank(group, source))
     return group._get_backend(tensors[0].device).recv(tensors, source, message.tag).boxed()
 
 
-def _make_work() -> tuple:
-    """A future, and c10d's work that is done when it is."""
-    import torch
-    from torch._C._distributed_c10d import _create_work_from_future
+def _work_of(future: "Future[None]"):
+    """c10d's work that waits for a future, and raises what it raises."""
+    from torch._C._distributed_c10d import PythonCallbackWork
 
-    future = torch.futures.Future()
-    return future, _create_work_from_future(future).boxed()
+    def wait(timeout: timedelta) -> bool:
+        future.result(timeout.total_seconds() or None)
+        return True
+
+    return PythonCallbackWork(wait).boxed()
+
+
+def _nothing_to_do():
+    """c10d's work that is done."""
+    future: Future[None] = Future()
+    future.set_result(None)
+    return _work_of(future)
 
 
 def _is_empty(tensors: list) -> bool:
