@@ -92,10 +92,10 @@ def test_a_tag_that_is_too_large(torch_meshes):
 
 
 def pass_round(chip):
-    """A ring of all ranks, and a pair of a group of its own, in batches whose sends come first."""
+    """A ring of all ranks, then one of each column of two by two, in batches whose sends come first."""
     torch = chip.torch
     distributed = torch.distributed
-    pair = distributed.new_group([0, 2])
+    column = distributed.device_mesh.init_device_mesh("tpu", (2, 2)).get_group(0)
 
     def swap(to: int, source: int, group=None):
         own, came = torch.full((5,), float(chip.rank), device="tpu"), torch.zeros(5, device="tpu")
@@ -104,15 +104,15 @@ def pass_round(chip):
             work.wait()
         return came.cpu()[0].item()
 
-    before = (chip.rank - 1) % chip.world
-    assert swap((chip.rank + 1) % chip.world, before) == before
-    if chip.rank != 1:
-        assert swap(2 - chip.rank, 2 - chip.rank, pair) == 2 - chip.rank
+    before = (chip.rank - 1) % 4
+    assert swap((chip.rank + 1) % 4, before) == before
+    other = (chip.rank + 2) % 4
+    assert swap(other, other, column) == other
 
 
 def test_batches_in_a_ring_and_in_a_group(new_mesh):
     """batch_isend_irecv keeps torch's promise that the order of sends and receives does not matter; in groups too."""
-    new_mesh(3, LIBTT_TPU_COMPAT="1").run(pass_round)
+    new_mesh(4, LIBTT_TPU_COMPAT="1").run(pass_round)
 
 
 def exchange_large(chip, mebibytes: int):
