@@ -151,3 +151,56 @@ def run_checkpoint(chip, folder: str):
 def test_a_distributed_checkpoint_comes_back(torch_meshes, tmp_path, world):
     """torch.distributed.checkpoint saves each rank's part, and loads it again."""
     torch_meshes(world).run(run_checkpoint, folder=str(tmp_path))
+
+
+def save_checkpoint(chip, folder: str):
+    """Save the model and its optimizer's state after one step of training, divided among the ranks."""
+    torch = chip.torch
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model, optimizer = make_divided(torch)
+    train(torch, model, [(torch.ones(4, 8, device="tpu"), torch.ones(4, 4, device="tpu"))], optimizer)
+    state, optimizer_state = get_state_dict(model, optimizer)
+    checkpoint.save({"model": state, "optimizer": optimizer_state}, checkpoint_id=folder)
+    return {name: value.full_tensor().cpu().tolist() for name, value in state.items()}
+
+
+def load_checkpoint(chip, folder: str):
+    """What a model of these ranks has after loading, and after one step more."""
+    torch = chip.torch
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model, optimizer = make_divided(torch)
+    state, optimizer_state = get_state_dict(model, optimizer)
+    checkpoint.load({"model": state, "optimizer": optimizer_state}, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=state, optim_state_dict=optimizer_state)
+    loaded = {name: value.full_tensor().cpu().tolist() for name, value in model.state_dict().items()}
+    train(torch, model, [(torch.ones(4, 8, device="tpu"), torch.ones(4, 4, device="tpu"))], optimizer)
+    return loaded, {name: value.full_tensor().cpu().tolist() for name, value in model.state_dict().items()}
+
+
+def make_divided(torch):
+    """The model under FSDP2, and its optimizer."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = make_model(torch).to("tpu")
+    fully_shard(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [(2, 4), (4, 2)])
+def test_a_distributed_checkpoint_fits_other_worlds(torch_meshes, tmp_path, saved, loaded):
+    """A checkpoint of an FSDP2 model and its optimizer is loaded by another number of ranks, which go on as the first would have."""
+    import torch
+
+    wanted = torch_meshes(saved).run(save_checkpoint, folder=str(tmp_path))[0]
+    results = torch_meshes(loaded).run(load_checkpoint, folder=str(tmp_path))
+    assert all(before == wanted for before, _ in results)
+    model = make_model(torch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(torch, model, [(torch.ones(4, 8), torch.ones(4, 4))] * 2, optimizer)
+    for name, value in model.state_dict().items():
+        for _, after in results:
+            torch.testing.assert_close(torch.tensor(after[name]), value, rtol=2e-3, atol=2e-4)
