@@ -4,6 +4,8 @@ Each line of a process's output carries its rank. What follows the script is the
 """
 
 import argparse
+import contextlib
+import ctypes
 import os
 import subprocess
 import sys
@@ -17,6 +19,8 @@ from launch import server
 from launch.signals import Stopped, watch
 
 _PREFIX = "[rank ${rank}] "
+_PR_SET_CHILD_SUBREAPER = 36
+_END_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +38,19 @@ def command(chips: int, script: str, arguments: Sequence[str], logs: str) -> lis
     ]  # fmt: skip
 
 
+def end_orphans() -> None:
+    """End what torchrun has left where it was killed: this process has inherited it."""
+    import psutil  # here, for `tt-tpu doctor` must run where nothing is installed
+
+    left = psutil.Process().children(recursive=True)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    for process in psutil.wait_procs(left, timeout=_END_SECONDS)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def run(args: argparse.Namespace, _unknown: Sequence[str]) -> int:
     """Run until all processes have ended; torchrun's exit status, 1 if one of them failed.
 
@@ -45,15 +62,22 @@ def run(args: argparse.Namespace, _unknown: Sequence[str]) -> int:
         raise LaunchError(f"there is no file {args.script}: name the program to run")
     chosen = settings.load()
     mesh.choose(chosen, backend.resolve(chosen), args.chips)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with tempfile.TemporaryDirectory(prefix="tt-tpu-run-") as logs:
         environment = server.environment() | {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": _PREFIX}
         environment = {"OMP_NUM_THREADS": str(max(1, os.cpu_count() // args.chips))} | environment
         process = subprocess.Popen(
-            command(args.chips, args.script, args.arguments, logs), env=environment, start_new_session=True
+            command(args.chips, args.script, args.arguments, logs),
+            env=environment,
+            start_new_session=True,
+            preexec_fn=server.end_with_parent,
         )
         try:
             watch()
-            return process.wait()
+            status = process.wait()
+            return status if status >= 0 else 128 - status
         except Stopped as stopped:
             server.stop(process, seconds=35)  # torchrun gives its processes 30 s
             return 128 + stopped.number
+        finally:
+            end_orphans()

@@ -67,6 +67,11 @@ def environment() -> dict[str, str]:
     return os.environ | {"LIBTT_TPU_COMPAT": "1", "SGLANG_PLATFORM": "tpu_oot"}
 
 
+def end_with_parent() -> None:
+    """In a child process before it runs its program: SIGTERM comes when its parent has ended."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def start(arguments: Sequence[str], log: IO | None = None) -> subprocess.Popen:
     """Start the server; its output goes to `log`, or where this process's own goes.
 
@@ -79,7 +84,7 @@ def start(arguments: Sequence[str], log: IO | None = None) -> subprocess.Popen:
         stdout=log,
         stderr=log,
         start_new_session=True,
-        preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        preexec_fn=end_with_parent,
     )
 
 

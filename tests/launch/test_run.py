@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
+import psutil
 import pytest
 
 PROGRAM = """
@@ -71,18 +71,41 @@ def test_what_cannot_run_is_refused(start, arguments, named):
     assert all(part in err for part in named) and "Traceback" not in err
 
 
-def test_sigterm_ends_all_processes(start, tmp_path):
-    """The processes end with the command, and its folder is gone."""
-    process = start("--chips", "2", "SCRIPT", "wait")
+def below(process: subprocess.Popen) -> list[psutil.Process]:
+    """torchrun, its ranks and their compile service, once the ranks are at work."""
     for line in process.stdout:
         if "total" in line:
             break
-    children = subprocess.run(["pgrep", "-f", str(tmp_path / "program.py")], capture_output=True, text=True).stdout.split()
+    found = psutil.Process(process.pid).children(recursive=True)
+    assert len(found) >= 4
+    return found
+
+
+def test_sigterm_ends_all_processes(start, tmp_path):
+    """The processes end with the command, and its folder is gone."""
+    process = start("--chips", "2", "SCRIPT", "wait")
+    others = below(process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
-    deadline = time.monotonic() + 10
-    while (alive := [pid for pid in children if os.path.exists(f"/proc/{pid}")]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert len(children) >= 3 and not alive
+    assert not psutil.wait_procs(others, timeout=10)[1]
     assert not list(tmp_path.glob("tt-tpu-run-*"))
+
+
+def test_a_killed_command_leaves_no_process(start):
+    """torchrun and its ranks end, however the command ended."""
+    process = start("--chips", "2", "SCRIPT", "wait")
+    others = below(process)
+    process.kill()
+    assert not psutil.wait_procs(others, timeout=20)[1]
+
+
+def test_a_killed_torchrun_leaves_no_process(start, tmp_path):
+    """The command ends torchrun's ranks in its place, says how torchrun ended, and removes what it had made."""
+    process = start("--chips", "2", "SCRIPT", "wait")
+    others = below(process)
+    next(other for other in others if "torch.distributed.run" in other.cmdline()).kill()
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert not psutil.wait_procs(others, timeout=10)[1]
+    assert not list(tmp_path.glob("tt-tpu-*"))
