@@ -111,6 +111,10 @@ def run(args: argparse.Namespace, passed_on: Sequence[str]) -> int:
         process.wait()
     except Stopped:
         pass
+    except LaunchError:
+        if (process.poll() or 0) <= 0:
+            raise
+        # Else it has said itself why it ended, in the last line.
     finally:
         status = server.stop(process)
     return status if status >= 0 else 128 - status

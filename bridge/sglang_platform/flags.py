@@ -12,7 +12,7 @@ from typing import Any
 
 from bridge import ports
 from bridge.errors import BridgeError, CheckpointError, SettingsError
-from bridge.sglang_platform import precision, tensor_parallel
+from bridge.sglang_platform import crash, precision, tensor_parallel
 
 ATTENTION_BACKEND = SAMPLING_BACKEND = "tpu_oot"
 PAGE_SIZES = (32, 64, 128)
@@ -145,6 +145,7 @@ def apply_defaults(server_args: Any) -> None:
     server_args.sampling_backend = SAMPLING_BACKEND
     precision.keep_logits_wide(server_args)
     tensor_parallel.prepare(server_args)
+    crash.prepare()
     # Else an idle scheduler takes half a core from everything else on the machine.
     server_args.sleep_on_idle = True
     # A step's token ids are made on the host, so there is nothing to run ahead of.

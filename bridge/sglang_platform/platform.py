@@ -67,8 +67,9 @@ class TpuPlatform(SRTPlatform):
         from bridge.sglang_platform import attention, sampler  # noqa: F401
 
     def post_load_model(self, model: torch.nn.Module) -> None:
-        from bridge.sglang_platform import precision, weights
+        from bridge.sglang_platform import memory, precision, weights
 
+        memory.require_weights(model)
         weights.move_to_chip(model)
         precision.keep_residual_wide(model)
 

@@ -1,13 +1,11 @@
-"""SIGTERM ends the server within seconds and leaves nothing behind.
+"""SIGTERM ends the server within seconds.
 
-SGLang's own watchdog looks every five seconds, waits for running requests
-without end, and leaves a file in /dev/shm.
+SGLang's own watchdog looks every five seconds, and waits for running requests
+without end. What it leaves behind, crash.py removes.
 """
 
 import asyncio
-import contextlib
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -38,8 +36,4 @@ async def stop_soon(watchdog: Callable[[Any], Awaitable[None]], manager: Any) ->
         await _until_idle(manager, _ABORT)
         manager.rid_to_state.clear()
     tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS = _SCHEDULER
-    try:
-        await watchdog(manager)
-    finally:
-        with contextlib.suppress(AttributeError, FileNotFoundError):
-            os.unlink(manager.load_snapshot_reader.path)
+    await watchdog(manager)

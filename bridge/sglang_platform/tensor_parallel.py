@@ -21,6 +21,7 @@ from bridge.errors import MeshError, SettingsError
 from bridge.sglang_platform.device_module import DEVICE
 
 _BACKENDS = "cpu:gloo,tpu:tpu_dist"
+_IDLE_MILLISECONDS = 50
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,18 @@ def place(layout: Layout, replica: int, rank: int, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(layout.local_size),
         "MASTER_PORT": str(port + replica),
     }
+
+
+def sleep_while_idle(controller: Any) -> None:
+    """BEFORE DataParallelController.event_loop, which feeds its watchdog and asks for requests without a pause."""
+    watchdog = controller.soft_watchdog
+    feed = watchdog.feed
+
+    def wait_and_feed() -> None:
+        controller.recv_from_tokenizer.poll(_IDLE_MILLISECONDS)
+        feed()
+
+    watchdog.feed = wait_and_feed
 
 
 def _traced(group: Any, x: torch.Tensor) -> bool:

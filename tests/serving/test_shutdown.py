@@ -1,12 +1,10 @@
 """The end of a server."""
 
 import time
-from pathlib import Path
 
 import psutil
 import pytest
-
-SHARED_MEMORY = Path("/dev/shm")
+from leftovers import SHARED_MEMORY, alive, orphaned
 
 
 @pytest.mark.needs_process
@@ -35,25 +33,3 @@ def test_the_log_ends_with_the_kernels_used(server):
     said = next(line for line in server.log.read_text(errors="replace").splitlines() if line.startswith("tt-tpu: kernels"))
     for call in ("paged_scaled_dot_product_attention_decode", "chunked_scaled_dot_product_attention", "paged_update_cache"):
         assert f"tt.{call} ×" in said
-
-
-def alive(process: psutil.Process) -> bool:
-    """Whether it still runs; one that ended and waits for its parent to notice does not."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def orphaned(segments: set[Path]) -> set[Path]:
-    """Those that no living process has mapped: another program of this machine may have made the rest meanwhile.
-
-    Told apart by inode: glibc maps a semaphore under another name than the one it keeps.
-    """
-    held = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            held |= {int(line.split()[4]) for line in maps.read_text().splitlines() if "/dev/shm/" in line}
-        except OSError:
-            continue
-    return {segment for segment in segments if segment.exists() and segment.stat().st_ino not in held}

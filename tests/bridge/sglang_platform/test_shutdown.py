@@ -4,7 +4,6 @@ import asyncio
 import sys
 import time
 import types
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,10 +13,9 @@ from bridge.sglang_platform import shutdown
 class Manager:
     """As much of SGLang's TokenizerManager as the watchdog looks at."""
 
-    def __init__(self, running: int, path: str):
+    def __init__(self, running: int):
         self.gracefully_exit = False
         self.rid_to_state = {str(i): None for i in range(running)}
-        self.load_snapshot_reader = SimpleNamespace(path=path)
         self.aborted = False
 
     def abort_request(self, abort_all: bool):
@@ -25,7 +23,7 @@ class Manager:
 
 
 @pytest.fixture
-def stopped(monkeypatch, tmp_path):
+def stopped(monkeypatch):
     """stopped(running, ends_after): a manager that SIGTERM reached, after its watchdog returned, and the seconds taken."""
     for name in ("sglang", "sglang.srt", "sglang.srt.managers", "sglang.srt.managers.tokenizer_manager"):
         module = types.ModuleType(name)
@@ -33,14 +31,12 @@ def stopped(monkeypatch, tmp_path):
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, module)
-    segment = tmp_path / "loads.shm"
 
     async def watchdog(manager):
         assert not manager.rid_to_state
 
     def run(running: int, ends_after: float | None = None):
-        segment.touch()
-        manager = Manager(running, str(segment))
+        manager = Manager(running)
 
         async def serve():
             task = asyncio.create_task(shutdown.stop_soon(watchdog, manager))
@@ -55,8 +51,7 @@ def stopped(monkeypatch, tmp_path):
         asyncio.run(serve())
         return manager, time.monotonic() - began
 
-    yield run
-    assert not segment.exists()
+    return run
 
 
 def test_an_idle_server_stops_at_once(stopped):
