@@ -1,6 +1,7 @@
 // The client: what it is created with, and what it says it is.
 #include <vector>
 
+#include "chip_lock.h"
 #include "collectives.h"
 #include "compile_client.h"
 #include "config.h"
@@ -37,6 +38,7 @@ PJRT_Error* CheckDeviceCount(size_t found) {
 
 PJRT_Error* Create(PJRT_Client_Create_Args* args) {
   if (PJRT_Error* error = ReadWorld()) return error;
+  if (PJRT_Error* error = ClaimChips()) return error;
   // A TPU's options (premapped_buffer_size) mean nothing to the inner plugin, and it runs
   // alone in its process, so that it gets no key-value store either.
   auto inner = MakeArgs<PJRT_Client_Create_Args>();
