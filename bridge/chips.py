@@ -57,6 +57,14 @@ def _board(index: int, sysfs: Path) -> str:
     return next((board for board in BOARD_MEMORY if name.startswith(board)), name or "unknown")
 
 
+def address(index: int, sysfs: Path = SYSFS) -> str:
+    """A chip's PCI address, 0000:01:00.0, or its number where the driver does not say."""
+    try:
+        return os.readlink(sysfs / f"tenstorrent!{index}" / "device").rpartition("/")[2]
+    except OSError:
+        return str(index)
+
+
 def silicon(devices: Path = DEVICES, sysfs: Path = SYSFS) -> tuple[Chip, ...]:
     """The chips that Tenstorrent's driver shows, in the order of their numbers."""
     if not devices.is_dir():

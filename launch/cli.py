@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from bridge import __version__
 from bridge.errors import BridgeError
-from launch import doctor, kernels, run, serve
+from launch import doctor, kernels, reset, run, serve
 
-COMMANDS = {"doctor": doctor, "kernels": kernels, "run": run, "serve": serve}
+COMMANDS = {"doctor": doctor, "kernels": kernels, "reset": reset, "run": run, "serve": serve}
 
 
 def parser() -> argparse.ArgumentParser:
