@@ -174,7 +174,7 @@ def test_too_little_shared_memory(new_mesh):
 
 
 def test_numbers_that_are_none(new_mesh):
-    """A WORLD_SIZE that no mesh of this board has is an error that names what fits."""
+    """A RANK that the mesh has not is an error that names the variable."""
     mesh = new_mesh(1, ({"WORLD_SIZE": "1", "RANK": "1"},))
     assert "RANK" in mesh.answers(compile_only, case=ALL_REDUCE)[0].error
 

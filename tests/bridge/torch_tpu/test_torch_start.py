@@ -72,6 +72,8 @@ def test_a_library_of_the_users_is_used(tmp_path):
         ({"TT_TPU_EMULATED_MEMORY": "-1G"}, ("TT_TPU_EMULATED_MEMORY='-1G'", "8G")),
         ({"TT_TPU_INNER_PLUGIN": "/nowhere.so"}, ("TT_TPU_INNER_PLUGIN=/nowhere.so", "not a file")),
         ({"TT_TPU_LOG": "loud"}, ("TT_TPU_LOG='loud'", "debug, info, warning, error")),
+        ({"WORLD_SIZE": "7", "RANK": "5"}, ("no mesh of 7 chips", "1, 2, 3, 4, 6, 8")),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, ("RANK=2 of 2 processes", "from 0 to 1")),
     ),
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
