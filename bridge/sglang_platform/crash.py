@@ -45,6 +45,11 @@ def prepare() -> None:
     if not _is_server():
         descriptor = os.memfd_create("tt-tpu-ledger")
         os.environ[_LEDGER] = f"/proc/{os.getpid()}/fd/{descriptor}"
+    if threading.current_thread() is threading.main_thread():
+        # Until SGLang has its own handlers.
+        for number, handler in ((signal.SIGTERM, _stop_before_ready), (signal.SIGQUIT, lambda *_: end())):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, handler)
 
 
 def _is_server() -> bool:
@@ -223,12 +228,17 @@ def end(cause: str = "") -> None:
     _over.set()
     _note_lost()
     _kill_others()
-    with contextlib.suppress(Exception):
-        resource_tracker._resource_tracker._stop()  # it removes semaphores, and says so
     _remove_files()
     told = [*_notes("killed", "failed", "lost"), cause, "a process of the server failed; its log above says why"]
     os.write(sys.stderr.fileno(), f"error: {next(filter(None, told))}; the server has ended\n".encode())
     os._exit(1)
+
+
+def _stop_before_ready(number: int, _frame: Any) -> None:
+    _over.set()
+    _kill_others()
+    _remove_files()
+    os._exit(128 + number)
 
 
 def _kill_others() -> None:
@@ -242,6 +252,8 @@ def _kill_others() -> None:
             else:
                 process.kill()
     psutil.wait_procs(below, timeout=_GONE)
+    with contextlib.suppress(Exception):  # no part of Python's interface, and no more than tidiness
+        resource_tracker._resource_tracker._stop()  # waits until it has removed semaphores and the like, and said so
 
 
 def _remove_files() -> None:
