@@ -39,7 +39,7 @@ def environment(settings: Settings, backend: Backend, environ: Mapping[str, str]
         wanted = _PLACEHOLDERS
     else:
         mesh = choose(settings, backend, launched.world_size, launched.world_size // launched.local_world_size)
-        wanted = _for_torch_tpu(launched, mesh)
+        wanted = _for_torch_tpu(settings, launched, mesh)
         if backend.name == "libtt":
             wanted |= _for_libtt(settings, launched, mesh, backend)
     wanted = wanted | _NO_SHARED_CACHE
@@ -67,15 +67,16 @@ def choose(settings: Settings, backend: Backend, chips: int, hosts: int = 1) -> 
     return mesh
 
 
-def _for_torch_tpu(launched: Launched, mesh: mesh_descriptors.Mesh) -> dict[str, str]:
+def _for_torch_tpu(settings: Settings, launched: Launched, mesh: mesh_descriptors.Mesh) -> dict[str, str]:
     address, port = launched.master or _DEFAULT_MASTER
+    # A TPU's processes meet at these addresses, one a rank. Ours meet at the first, and only those of several hosts.
+    meeting = (f"{address}:{settings.base_port + rank}" for rank in range(launched.world_size))
     return {
         "LOCAL_RANK": str(launched.local_rank),
         "LOCAL_WORLD_SIZE": str(launched.local_world_size),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
-        # A TPU's processes would meet there; ours do not, but torch_tpu wants an address for each.
-        "TORCH_TPU_SLICEBUILDER_ADDRESSES": ",".join(f"localhost:{1 + rank}" for rank in range(launched.world_size)),
+        "TORCH_TPU_SLICEBUILDER_ADDRESSES": ",".join(meeting),
         "TORCH_TPU_TOPOLOGY": mesh.topology,
     }
 

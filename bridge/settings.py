@@ -57,6 +57,7 @@ class Settings:
         symmetric_memory: LIBTT_SYMMETRIC_DRAM_MB in bytes, what libtt sets aside of each chip's memory.
         visible_devices: TT_VISIBLE_DEVICES, the chips that libtt may use, by index or PCI address.
         mesh_graph: TT_MESH_GRAPH_DESC_PATH, tt-metal's description of the mesh.
+        base_port: TORCH_TPU_BASE_PORT, rank 0's port on its host, where processes of several hosts meet.
         launched: this process's place among others, None where it is alone.
         mock_cluster: TT_METAL_MOCK_CLUSTER_DESC_PATH, tt-metal's description of chips that are not
             there; libtt compiles for them for real.
@@ -76,6 +77,7 @@ class Settings:
     symmetric_memory: int = 0
     visible_devices: str | None = None
     mesh_graph: Path | None = None
+    base_port: int = 8070
     launched: Launched | None = None
     mock_cluster: Path | None = None
 
@@ -159,6 +161,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
         symmetric_memory=read("LIBTT_SYMMETRIC_DRAM_MB", lambda t, v: _rank(t, v) << 20, 0),
         visible_devices=read("TT_VISIBLE_DEVICES", lambda t, _: t, None),
         mesh_graph=read("TT_MESH_GRAPH_DESC_PATH", path, None),
+        base_port=read("TORCH_TPU_BASE_PORT", _port, default.base_port),
         launched=_launched(read),
         mock_cluster=read("TT_METAL_MOCK_CLUSTER_DESC_PATH", path, None),
     )

@@ -5,92 +5,67 @@
 #include "collectives.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 
 #include "collectives_group.h"
+#include "collectives_mirror.h"
 #include "collectives_segment.h"
 #include "config.h"
 #include "errors.h"
+#include "hosts.h"
 
 namespace tt {
 namespace {
 
-constexpr size_t kBufferBytes = size_t{1} << 20;
+constexpr size_t kBufferBytes = MeshLayout::kBufferBytes;
 constexpr size_t kAtOnce = 32 << 10;  // up to here every rank reduces the whole array: one step fewer
 constexpr size_t kAlignment = 64;
-constexpr int kGroups = 256;          // different sets of ranks that a mesh can use
 
 size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
-
-size_t SegmentBytes(int world) {
-  return RoundUp(sizeof(MeshMemory) + kGroups * GroupMemory::Bytes(world), 4096) + world * 2 * kBufferBytes;
-}
 
 // This process's end of the mesh. One collective at a time: programs with collectives run one
 // after the other (collectives_order.h), and within a program they form a chain.
 class Mesh {
  public:
-  Mesh(std::unique_ptr<Segment> segment, const World& world, std::chrono::seconds limit)
+  Mesh(std::unique_ptr<Segment> segment, std::unique_ptr<Hosts> hosts, const World& world, std::chrono::seconds limit)
       : segment_(std::move(segment)),
-        world_(world.size),
-        rank_(world.rank),
-        memory_(*reinterpret_cast<MeshMemory*>(segment_->data())),
-        patience_(*segment_, memory_, world.rank, world.size, limit) {}
+        hosts_(std::move(hosts)),
+        layout_(segment_->data(), world.size),
+        patience_(*segment_, hosts_.get(), layout_.mesh(), world, limit) {
+    if (hosts_ != nullptr) mirror_ = std::make_unique<Mirror>(*hosts_, layout_, patience_);
+  }
 
   std::mutex& mutex() { return mutex_; }
 
   // The group of these ranks, null when there are too many groups.
   Group* FindGroup(const std::vector<int>& ranks) {
     uint64_t set = 0;
-    for (int rank : ranks) set |= uint64_t{1} << rank;
-    auto found = groups_.find(set);
-    if (found != groups_.end()) return found->second.get();
-    for (int i = 0; i < kGroups; ++i) {
-      auto* memory = reinterpret_cast<GroupMemory*>(segment_->data() + sizeof(MeshMemory) + i * GroupMemory::Bytes(world_));
-      uint64_t owner = 0;
-      if (!memory->ranks.compare_exchange_strong(owner, set) && owner != set) continue;
-      return (groups_[set] = std::make_unique<Group>(*memory, set, patience_)).get();
-    }
-    return nullptr;
+    for (int rank : ranks) set |= SetOf(rank);
+    std::unique_ptr<Group>& group = groups_[set];
+    GroupMemory* memory = group == nullptr ? layout_.FindGroup(set) : nullptr;
+    if (memory != nullptr) group = std::make_unique<Group>(*memory, set, patience_);
+    return group.get();
   }
 
-  char* Buffer(int rank, int which) const {
-    size_t start = RoundUp(sizeof(MeshMemory) + kGroups * GroupMemory::Bytes(world_), 4096);
-    return segment_->data() + start + (rank * 2 + which) * kBufferBytes;
+  // Null where no other host has members of the group.
+  Mirror* MirrorOf(const Group& group) const {
+    return mirror_ != nullptr && mirror_->Spans(group.ranks()) ? mirror_.get() : nullptr;
   }
 
-  // Waits until nobody reads this rank's buffer any more, which the group's own steps ensure unless
-  // another group had it last.
-  MaybeFailure Claim(int which, Group* group) {
-    User& last = users_[which];
-    if (last.group != nullptr && last.group != group) {
-      if (MaybeFailure failure = last.group->AwaitFinished(last.sequence)) return failure;
-    }
-    last = {group, group->sequence()};
-    return std::nullopt;
-  }
-
-  int rank() const { return rank_; }
-  int size() const { return world_; }
+  const MeshLayout& layout() const { return layout_; }
   const Patience& patience() const { return patience_; }
 
  private:
-  struct User {
-    Group* group = nullptr;
-    uint64_t sequence = 0;
-  };
-
   const std::unique_ptr<Segment> segment_;
-  const int world_, rank_;
-  MeshMemory& memory_;
-  const Patience patience_;
+  const std::unique_ptr<Hosts> hosts_;
+  const MeshLayout layout_;
+  Patience patience_;
+  std::unique_ptr<Mirror> mirror_;
   std::mutex mutex_;
   std::map<uint64_t, std::unique_ptr<Group>> groups_;
-  User users_[2];
 };
 
 std::unique_ptr<Mesh>& TheMesh() {
@@ -105,15 +80,16 @@ class Session {
 
   MaybeFailure Begin() {
     if (mesh_ == nullptr) return Failure{PJRT_Error_Code_FAILED_PRECONDITION, "this process is not part of a mesh"};
+    const int size = mesh_->patience().world().size;
     for (int rank : call_.ranks) {
-      if (rank >= 0 && rank < mesh_->size()) continue;
-      return Failure{PJRT_Error_Code_INVALID_ARGUMENT, "rank " + std::to_string(rank) + " is not in a mesh of " +
-                                                           std::to_string(mesh_->size())};
+      if (rank >= 0 && rank < size) continue;
+      return Failure{PJRT_Error_Code_INVALID_ARGUMENT,
+                     "rank " + std::to_string(rank) + " is not in a mesh of " + std::to_string(size)};
     }
     lock_ = std::unique_lock(mesh_->mutex());
     group_ = mesh_->FindGroup(call_.ranks);
     if (group_ == nullptr) {
-      return Failure{PJRT_Error_Code_RESOURCE_EXHAUSTED, "more than " + std::to_string(kGroups) + " groups of ranks"};
+      return Failure{PJRT_Error_Code_RESOURCE_EXHAUSTED, "more than " + std::to_string(MeshLayout::kGroups) + " groups of ranks"};
     }
     group_->Begin(call_);
     return std::nullopt;
@@ -122,18 +98,29 @@ class Session {
   // The next buffer to write, or null with `failure` set.
   char* Next(MaybeFailure* failure) {
     buffer_ = group_->NextBuffer();
-    *failure = mesh_->Claim(buffer_, group_);
-    return *failure ? nullptr : mesh_->Buffer(mesh_->rank(), buffer_);
+    const int rank = mesh_->patience().rank();
+    *failure = Claim(mesh_->layout(), rank, buffer_, {group_->ranks(), group_->sequence()}, mesh_->patience());
+    return *failure ? nullptr : mesh_->layout().Buffer(rank, buffer_);
   }
-  MaybeFailure Step() { return group_->Step(); }
+  // `piece(i)`: the part of this rank's buffer that the member at position i reads before the next step.
+  template <class PieceFor>
+  MaybeFailure Step(PieceFor piece) {
+    Mirror* mirror = mesh_->MirrorOf(*group_);
+    if (mirror == nullptr) return group_->Step();
+    return group_->Step([&] { return mirror->Send(*group_, buffer_, [&](int rank) { return piece(Position(rank)); }); });
+  }
   void End() { group_->Finish(); }
 
   // What the member at `position` wrote into the buffer of this turn.
-  char* From(int position) const { return mesh_->Buffer(call_.ranks[position], buffer_); }
+  char* From(int position) const { return mesh_->layout().Buffer(call_.ranks[position], buffer_); }
   int members() const { return static_cast<int>(call_.ranks.size()); }
   int own() const { return call_.position; }
 
  private:
+  int Position(int rank) const {
+    return static_cast<int>(std::find(call_.ranks.begin(), call_.ranks.end(), rank) - call_.ranks.begin());
+  }
+
   const Collective& call_;
   Mesh* mesh_;
   std::unique_lock<std::mutex> lock_;
@@ -178,7 +165,7 @@ MaybeFailure ReduceAtOnce(Session& session, Reducer reduce, size_t element, cons
   char* buffer = session.Next(&failure);
   if (failure) return failure;
   memcpy(buffer, in, bytes);
-  if ((failure = session.Step())) return failure;
+  if ((failure = session.Step([&](int) { return Piece{0, bytes}; }))) return failure;
   const void* sources[kMaxRanks];
   for (int i = 0; i < session.members(); ++i) sources[i] = session.From(i);
   reduce(sources, session.members(), out, bytes / element);
@@ -198,11 +185,11 @@ MaybeFailure ReduceInParts(Session& session, Reducer reduce, size_t element, con
     if (failure) return failure;
     memcpy(buffer, in + start, begin(own));
     memcpy(buffer + begin(own + 1), in + start + begin(own + 1), left - begin(own + 1));
-    if ((failure = session.Step())) return failure;
+    if ((failure = session.Step([&](int i) { return Piece{begin(i), size(i)}; }))) return failure;
     const void* sources[kMaxRanks];
     for (int i = 0; i < members; ++i) sources[i] = i == own ? in + start + begin(own) : session.From(i) + begin(own);
     reduce(sources, members, buffer + begin(own), size(own) / element);
-    if ((failure = session.Step())) return failure;
+    if ((failure = session.Step([&](int) { return Piece{begin(own), size(own)}; }))) return failure;
     for (int i = 0; i < members; ++i) memcpy(out + start + begin(i), session.From(i) + begin(i), size(i));
   }
   return std::nullopt;
@@ -214,14 +201,18 @@ PJRT_Error* JoinMesh() {
   const World& world = GetWorld();
   if (!world.spread() || !GetConfig().emulated() || TheMesh() != nullptr) return nullptr;
   std::unique_ptr<Segment> segment;
-  std::chrono::seconds limit(GetConfig().collective_timeout);
-  std::string refusal = Segment::Join(world, GetConfig().platform_version, SegmentBytes(world.size), limit, &segment);
+  std::unique_ptr<Hosts> hosts;
+  const std::chrono::seconds limit(GetConfig().collective_timeout);
+  const std::string build = GetConfig().platform_version;
+  std::string refusal = Segment::Join(world, build, MeshLayout::Bytes(world.size), limit, &segment);
+  // What is wrong on one host is told to the others too.
+  if (world.hosts() > 1) refusal = Hosts::Join(world, build, refusal, limit, &hosts);
   if (!refusal.empty()) {
     return MakeError(PJRT_Error_Code_FAILED_PRECONDITION,
                      "rank " + std::to_string(world.rank) + " cannot join the mesh of " + std::to_string(world.size) +
                          ": " + refusal);
   }
-  TheMesh() = std::make_unique<Mesh>(std::move(segment), world, limit);
+  TheMesh() = std::make_unique<Mesh>(std::move(segment), std::move(hosts), world, limit);
   return nullptr;
 }
 
@@ -252,7 +243,7 @@ MaybeFailure AllGather(const Collective& call, const void* in, void* out, size_t
     char* buffer = session.Next(&failure);
     if (failure) return failure;
     memcpy(buffer, Bytes(in) + start, end - start);
-    if ((failure = session.Step())) return failure;
+    if ((failure = session.Step([&](int) { return Piece{0, end - start}; }))) return failure;
     for (int i = 0; i < session.members(); ++i) {
       if (i != session.own()) PartOf(out, session.members(), i, row).Write(session.From(i), start, end);
     }
@@ -279,7 +270,7 @@ MaybeFailure ReduceScatter(const Collective& call, const void* in, void* out, si
     for (int i = 0; i < members; ++i) {
       if (i != own) PartOf(in, members, i, row).Read(buffer + i * chunk, start, end);
     }
-    if ((failure = session.Step())) return failure;
+    if ((failure = session.Step([&](int i) { return Piece{i * chunk, end - start}; }))) return failure;
     PartOf(in, members, own, row).ForEach(start, end, [&](const char* at, size_t position, size_t size) {
       const void* sources[kMaxRanks];
       for (int i = 0; i < members; ++i) sources[i] = i == own ? at : session.From(i) + own * chunk + (position - start);
@@ -306,7 +297,7 @@ MaybeFailure AllToAll(const Collective& call, const void* in, void* out, size_t 
     for (int i = 0; i < members; ++i) {
       if (i != own) memcpy(buffer + i * chunk, Bytes(in) + i * block + start, size);
     }
-    if ((failure = session.Step())) return failure;
+    if ((failure = session.Step([&](int i) { return Piece{i * chunk, size}; }))) return failure;
     for (int i = 0; i < members; ++i) {
       if (i != own) memcpy(Bytes(out) + i * block + start, session.From(i) + own * chunk, size);
     }
@@ -327,7 +318,7 @@ MaybeFailure Permute(const Collective& call, const void* in, void* out, size_t b
     char* buffer = session.Next(&failure);
     if (failure) return failure;
     if (sends) memcpy(buffer, Bytes(in) + start, size);
-    if ((failure = session.Step())) return failure;
+    if ((failure = session.Step([&](int) { return Piece{0, sends ? size : 0}; }))) return failure;
     if (from >= 0) memcpy(Bytes(out) + start, session.From(from), size);
     start += size;
   } while (start < bytes);
@@ -373,7 +364,7 @@ MaybeFailure RaggedAllToAll(const Collective& call, const void* in, size_t in_ro
                   parts.input_offsets[i] + parts.send_sizes[i] <= static_cast<int64_t>(in_rows);
     announced[i] = {inside ? parts.send_sizes[i] : -1, parts.output_offsets[i]};
   }
-  if ((failure = session.Step())) return failure;
+  if ((failure = session.Step([&](int) { return Piece{0, members * sizeof(Announced)}; }))) return failure;
   // All members look at all parts, so that all of them stop at a wrong one, and know how long it takes.
   std::vector<std::vector<Announced>> from(members);
   int64_t longest = 0;
@@ -392,7 +383,8 @@ MaybeFailure RaggedAllToAll(const Collective& call, const void* in, size_t in_ro
     for (int i = 0; i < members; ++i) {
       memcpy(buffer + i * chunk, Bytes(in) + parts.input_offsets[i] * row + start, piece(parts.send_sizes[i], start));
     }
-    if ((failure = session.Step())) return failure;
+    auto read = [&](int i) { return Piece{i * chunk, piece(parts.send_sizes[i], start)}; };
+    if ((failure = session.Step(read))) return failure;
     for (int i = 0; i < members; ++i) {
       const Announced& part = from[i][own];
       memcpy(Bytes(out) + part.output_offset * row + start, session.From(i) + own * chunk, piece(part.size, start));

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <bit>
 #include <thread>
+#include <utility>
 
 namespace tt {
 namespace {
@@ -60,8 +61,24 @@ std::string Describe(const Call& call) {
   return text + "]";
 }
 
-std::string Place(const Call& call, uint64_t ranks) {
-  return "collective " + std::to_string(call.sequence) + " of group " + RankList(ranks);
+std::string Place(uint64_t sequence, uint64_t ranks) {
+  return "collective " + std::to_string(sequence) + " of group " + RankList(ranks);
+}
+
+// Members for which `holds` does not, of their seats.
+template <class Holds>
+uint64_t MembersWithout(GroupMemory& group, uint64_t ranks, Holds holds) {
+  uint64_t missing = 0;
+  for (int rank = 0; rank < kMaxRanks && ranks >> rank; ++rank) {
+    if ((ranks >> rank & 1) && !holds(group.seats()[rank])) missing |= SetOf(rank);
+  }
+  return missing;
+}
+
+uint64_t RanksHere(const World& world) {
+  uint64_t ranks = 0;
+  for (int i = 0; i < world.local_size; ++i) ranks |= SetOf(world.first_here() + i);
+  return ranks;
 }
 
 }  // namespace
@@ -76,10 +93,10 @@ std::string RankList(uint64_t ranks) {
 
 // ---- Patience
 
-Patience::Patience(const Segment& segment, MeshMemory& mesh, int rank, int world, std::chrono::seconds limit)
-    : segment_(segment), mesh_(mesh), rank_(rank), world_(world), limit_(limit) {
+Patience::Patience(const Segment& segment, const Hosts* hosts, MeshMemory& mesh, const World& world, std::chrono::seconds limit)
+    : segment_(segment), hosts_(hosts), mesh_(mesh), world_(world), here_(RanksHere(world)), limit_(limit) {
   // With a core for each rank the others are about to come; else they may need this one.
-  bool crowded = Cores() < world;
+  bool crowded = Cores() < world.local_size;
   spins_ = crowded ? 100 : 3000;
   yields_ = crowded ? 30 : 10;
 }
@@ -116,30 +133,100 @@ MaybeFailure Patience::Until(Ready ready, Missing missing, std::atomic<uint32_t>
 
 MaybeFailure Patience::LookUp(Clock::time_point start, uint64_t missing) const {
   if (MaybeFailure failure = FailedBefore()) return failure;
-  int ended = segment_.FirstEnded(missing);
+  int ended = FirstEnded(missing);
   if (ended >= 0) return Failure{PJRT_Error_Code_UNAVAILABLE, Who(ended) + " has ended"};
   if (Clock::now() - start > limit_) return Failure{PJRT_Error_Code_DEADLINE_EXCEEDED, ""};
   return std::nullopt;
 }
 
+int Patience::FirstEnded(uint64_t ranks) const {
+  const uint64_t ended_here = segment_.Ended();
+  uint64_t ended = ended_here & ranks;
+  // Of another host: nobody here who is left hears from it, so that all that it sent has been taken in.
+  for (uint64_t others = ranks & ~here_; others != 0; others &= others - 1) {
+    const int rank = std::countr_zero(others);
+    if ((mesh_.closed[rank].load() | ended_here | ~here_) == ~uint64_t{0}) ended |= SetOf(rank);
+  }
+  return ended != 0 ? std::countr_zero(ended) : -1;
+}
+
 std::string Patience::Who(int rank) const {
-  return "rank " + std::to_string(rank) + " (process " + std::to_string(segment_.pid(rank)) + ")";
+  const std::string where = world_.IsHere(rank) ? "process " + std::to_string(segment_.pid(rank)) : hosts_->Where(rank);
+  return "rank " + std::to_string(rank) + " (" + where + ")";
 }
 
 MaybeFailure Patience::Fail(int code, const std::string& message) const {
-  uint32_t none = 0;
-  if (mesh_.failed.compare_exchange_strong(none, 1)) {
-    mesh_.failed_rank = rank_;
-    message.copy(mesh_.failure, sizeof mesh_.failure - 1);
-    mesh_.failed.store(2);
-  }
+  if (Remember(rank(), message) && tell_) tell_(message);
   return Failure{code, message};
+}
+
+bool Patience::Remember(int rank, const std::string& message) const {
+  uint32_t none = 0;
+  if (!mesh_.failed.compare_exchange_strong(none, 1)) return false;
+  mesh_.failed_rank = rank;
+  message.copy(mesh_.failure, sizeof mesh_.failure - 1);
+  mesh_.failed.store(2);
+  return true;
 }
 
 MaybeFailure Patience::FailedBefore() const {
   if (mesh_.failed.load() != 2) return std::nullopt;
   return Failure{PJRT_Error_Code_ABORTED, "the mesh has failed; rank " + std::to_string(mesh_.failed_rank) +
                                               " was the first to notice: " + mesh_.failure};
+}
+
+// ---- Steps and buffers
+
+void Arrive(GroupMemory& group, int size, int rank, uint64_t step) {
+  group.seats()[rank].steps.store(step, std::memory_order_relaxed);
+  if (group.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 != step * size) return;
+  group.released.store(static_cast<uint32_t>(step));
+  if (group.sleepers.load() > 0) WakeAll(&group.released);
+}
+
+MaybeFailure AwaitStep(GroupMemory& group, uint64_t ranks, uint64_t step, const Patience& patience) {
+  auto released = [&] {
+    return static_cast<int32_t>(group.released.load(std::memory_order_acquire) - static_cast<uint32_t>(step)) >= 0;
+  };
+  auto missing = [&] {
+    uint64_t late = MembersWithout(group, ranks, [&](const Seat& seat) { return seat.steps.load() >= step; });
+    return late != 0 ? late : ranks & ~SetOf(patience.rank());
+  };
+  return patience.Until(released, missing, &group.released, &group.sleepers);
+}
+
+MaybeFailure AwaitNumber(const std::atomic<uint64_t>& counter, uint64_t number, const Patience& patience) {
+  auto reached = [&] { return counter.load(std::memory_order_acquire) == number; };
+  return patience.Until(reached, [&] { return patience.here(); }, nullptr, nullptr);
+}
+
+GroupMemory* MeshLayout::FindGroup(uint64_t ranks) const {
+  for (int i = 0; i < kGroups; ++i) {
+    auto* memory = reinterpret_cast<GroupMemory*>(data_ + sizeof(MeshMemory) + i * GroupMemory::Bytes(world_));
+    uint64_t owner = 0;
+    if (memory->ranks.compare_exchange_strong(owner, ranks) || owner == ranks) return memory;
+  }
+  return nullptr;
+}
+
+MaybeFailure Claim(const MeshLayout& layout, int rank, int which, BufferUser user, const Patience& patience) {
+  BufferUser& last = layout.mesh().users[rank][which];
+  const BufferUser before = std::exchange(last, user);
+  if (before.ranks == 0 || before.ranks == user.ranks) return std::nullopt;
+  GroupMemory& group = *layout.FindGroup(before.ranks);
+  auto readers = [&] {
+    return MembersWithout(group, before.ranks & patience.here(), [&](const Seat& seat) {
+      return seat.finished.load(std::memory_order_acquire) >= before.sequence;
+    });
+  };
+  MaybeFailure failure = patience.Until([&] { return readers() == 0; }, readers, nullptr, nullptr);
+  if (!failure || failure->code == PJRT_Error_Code_ABORTED) return failure;
+  const std::string what = Place(before.sequence, before.ranks);
+  if (failure->code == PJRT_Error_Code_UNAVAILABLE) {
+    return patience.Fail(failure->code, failure->message + " and did not finish " + what);
+  }
+  return patience.Fail(failure->code, "ranks " + RankList(readers()) + " did not finish " + what + " within " +
+                                          std::to_string(patience.limit().count()) + " s (TT_TPU_COLLECTIVE_TIMEOUT)");
 }
 
 // ---- Group
@@ -165,34 +252,19 @@ void Group::Begin(const Collective& collective) {
   patience_.mesh().at[patience_.rank()].store(ranks_, std::memory_order_relaxed);
 }
 
-MaybeFailure Group::Step() {
+MaybeFailure Group::Step(const std::function<MaybeFailure()>& send) {
   if (!compared_) {
     if (MaybeFailure failure = patience_.FailedBefore()) return failure;
   }
   ++steps_;
-  memory_.seats()[patience_.rank()].steps.store(steps_, std::memory_order_relaxed);
-  if (memory_.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == steps_ * size_) {
-    memory_.released.store(static_cast<uint32_t>(steps_));
-    if (memory_.sleepers.load() > 0) WakeAll(&memory_.released);
-  } else {
-    auto released = [&] {
-      return static_cast<int32_t>(memory_.released.load(std::memory_order_acquire) - static_cast<uint32_t>(steps_)) >= 0;
-    };
-    auto missing = [&] { return Missing([&](const Seat& seat) { return seat.steps.load() >= steps_; }); };
-    if (MaybeFailure failure = patience_.Until(released, missing, &memory_.released, &memory_.sleepers)) {
-      return Explain(*failure);
-    }
+  MaybeFailure failure;
+  if (send) failure = send();
+  if (!failure) {
+    Arrive(memory_, size_, patience_.rank(), steps_);
+    failure = AwaitStep(memory_, ranks_, steps_, patience_);
   }
+  if (failure) return Explain(*failure);
   return compared_ ? std::nullopt : Compare();
-}
-
-template <class Holds>
-uint64_t Group::Missing(Holds holds) const {
-  uint64_t missing = 0;
-  for (int rank = 0; rank < kMaxRanks && ranks_ >> rank; ++rank) {
-    if ((ranks_ >> rank & 1) && !holds(memory_.seats()[rank])) missing |= uint64_t{1} << rank;
-  }
-  return missing != 0 ? missing : ranks_ & ~(uint64_t{1} << patience_.rank());
 }
 
 MaybeFailure Group::Compare() {
@@ -203,7 +275,7 @@ MaybeFailure Group::Compare() {
     if (ranks_ >> rank & 1) same = same && memcmp(&CallOf(rank), &own, sizeof own) == 0;
   }
   if (same) return std::nullopt;
-  std::string message = "the ranks disagree on " + Place(own, ranks_) + ":";
+  std::string message = "the ranks disagree on " + Place(own.sequence, ranks_) + ":";
   for (int rank = 0; rank < kMaxRanks && ranks_ >> rank; ++rank) {
     if (ranks_ >> rank & 1) message += " rank " + std::to_string(rank) + " does " + Describe(CallOf(rank)) + ";";
   }
@@ -215,7 +287,7 @@ MaybeFailure Group::Compare() {
 // Says which collective it was, and of ranks that did not come where they are.
 MaybeFailure Group::Explain(Failure failure) const {
   const Call& own = CallOf(patience_.rank());
-  std::string what = Describe(own) + " (" + Place(own, ranks_) + ")";
+  std::string what = Describe(own) + " (" + Place(own.sequence, ranks_) + ")";
   if (failure.code == PJRT_Error_Code_ABORTED) {
     return Failure{failure.code, what + " on rank " + std::to_string(patience_.rank()) + ": " + failure.message};
   }
@@ -226,29 +298,21 @@ MaybeFailure Group::Explain(Failure failure) const {
                         " s (TT_TPU_COLLECTIVE_TIMEOUT):";
   for (int rank = 0; rank < kMaxRanks && ranks_ >> rank; ++rank) {
     if (!(ranks_ >> rank & 1) || memory_.seats()[rank].steps.load() >= steps_) continue;
-    uint64_t at = patience_.mesh().at[rank].load();
-    message += " rank " + std::to_string(rank) + " did not come and is in " +
-               (at == 0 ? "no collective;" : "a collective of group " + RankList(at) + ";");
+    message += " rank " + std::to_string(rank) + " did not come and is " + Whereabouts(rank) + ";";
   }
   message.back() = '.';
   return patience_.Fail(failure.code, message + " A program may run a collective on some ranks only, or one rank is slow");
 }
 
+std::string Group::Whereabouts(int rank) const {
+  if (!(patience_.here() >> rank & 1)) return "on another host";
+  uint64_t at = patience_.mesh().at[rank].load();
+  return at == 0 ? "in no collective" : "in a collective of group " + RankList(at);
+}
+
 void Group::Finish() {
   memory_.seats()[patience_.rank()].finished.store(sequence_, std::memory_order_release);
   patience_.mesh().at[patience_.rank()].store(0, std::memory_order_relaxed);
-}
-
-MaybeFailure Group::AwaitFinished(uint64_t sequence) const {
-  auto has = [&](const Seat& seat) { return seat.finished.load(std::memory_order_acquire) >= sequence; };
-  auto all_have = [&] {
-    for (int rank = 0; rank < kMaxRanks && ranks_ >> rank; ++rank) {
-      if ((ranks_ >> rank & 1) && !has(memory_.seats()[rank])) return false;
-    }
-    return true;
-  };
-  MaybeFailure failure = patience_.Until(all_have, [&] { return Missing(has); }, nullptr, nullptr);
-  return failure ? Explain(*failure) : std::nullopt;
 }
 
 }  // namespace tt

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <fstream>
+#include <iterator>
 #include <mutex>
 #include <shared_mutex>
 #include <unordered_map>
@@ -120,17 +122,42 @@ Bounds ReadBounds(int size) {
   return fits ? bounds : Bounds{size, 1, 1};
 }
 
-// What only the processes of one launch have in common, as a hash (FNV-1a).
+// FNV-1a
+uint64_t Hash(const std::string& text) {
+  uint64_t hash = 14695981039346656037u;
+  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
+  return hash;
+}
+
+// What only the processes of one launch have in common.
 std::string Job() {
   std::string text = std::to_string(getuid());
   for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"}) {
     text += "\n" + Variable(name);
   }
-  uint64_t hash = 14695981039346656037u;
-  for (unsigned char c : text) hash = (hash ^ c) * 1099511628211u;
   char digits[17];
-  snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(hash));
+  snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(Hash(text)));
   return digits;
+}
+
+uint64_t UserMesh() {
+  std::ifstream file(Variable("TT_MESH_GRAPH_DESC_PATH"));
+  if (!file) return 0;
+  return Hash(std::string(std::istreambuf_iterator<char>(file), {}));
+}
+
+// A TPU's processes meet at these addresses, one a rank; ours all at the first.
+PJRT_Error* ReadMeetingPlace(World* world) {
+  const std::string all = Variable("TORCH_TPU_SLICEBUILDER_ADDRESSES"), first = all.substr(0, all.find(','));
+  const size_t colon = first.rfind(':');
+  const int port = colon == std::string::npos ? 0 : atoi(first.c_str() + colon + 1);
+  if (port < 1 || port > 65535) {
+    return InvalidArgument("TORCH_TPU_SLICEBUILDER_ADDRESSES='" + all + "' does not begin with rank 0's HOST:PORT, where "
+                           "the processes of several hosts meet");
+  }
+  world->meeting_address = first.substr(0, colon);
+  world->meeting_port = static_cast<uint16_t>(port);
+  return nullptr;
 }
 
 }  // namespace
@@ -143,13 +170,13 @@ PJRT_Error* ReadWorld() {
   }
   if (PJRT_Error* error = ReadNumber("WORLD_SIZE", 1, 4096, &world.size)) return error;
   if (PJRT_Error* error = ReadNumber("RANK", 0, world.size - 1, &world.rank)) return error;
-  int on_this_host = world.size;
+  world.local_size = world.size;
   if (!Variable("LOCAL_WORLD_SIZE").empty()) {
-    if (PJRT_Error* error = ReadNumber("LOCAL_WORLD_SIZE", 1, world.size, &on_this_host)) return error;
+    if (PJRT_Error* error = ReadNumber("LOCAL_WORLD_SIZE", 1, world.size, &world.local_size)) return error;
   }
-  if (on_this_host != world.size) {
-    return Unimplemented("WORLD_SIZE=" + std::to_string(world.size) + " with LOCAL_WORLD_SIZE=" +
-                         std::to_string(on_this_host) + ": emulated chips of more than one host cannot be joined yet");
+  if (world.size % world.local_size != 0) {
+    return InvalidArgument("WORLD_SIZE=" + std::to_string(world.size) + " with LOCAL_WORLD_SIZE=" +
+                           std::to_string(world.local_size) + ": start as many processes on each host");
   }
   if (world.spread() && GetConfig().chips > 1) {
     return InvalidArgument("TT_TPU_EMULATED_CHIPS=" + std::to_string(GetConfig().chips) + " beside WORLD_SIZE=" +
@@ -157,6 +184,10 @@ PJRT_Error* ReadWorld() {
   }
   world.bounds = ReadBounds(world.size);
   world.job = Job();
+  world.mesh = UserMesh();
+  if (world.hosts() > 1) {
+    if (PJRT_Error* error = ReadMeetingPlace(&world)) return error;
+  }
   MutableWorld() = world;
   return nullptr;
 }

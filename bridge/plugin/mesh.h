@@ -16,10 +16,18 @@ using Bounds = std::array<int32_t, 3>;
 struct World {
   int rank = 0;
   int size = 1;
+  int local_size = 1;      // of them, those on each host; their ranks follow each other
   Bounds bounds{1, 1, 1};  // the box that the chips fill
-  std::string job;         // 16 digits, the same in every process of the mesh and in no other mesh's
+  std::string job;         // 16 digits, the same in every process of the mesh on a host and in no other mesh's
+  uint64_t mesh = 0;       // a hash of the user's mesh graph descriptor; 0 where there is none
+  std::string meeting_address;  // where rank 0 can be reached from other hosts
+  uint16_t meeting_port = 0;
 
   bool spread() const { return size > 1; }
+  int hosts() const { return size / local_size; }
+  int HostOf(int other) const { return other / local_size; }
+  bool IsHere(int other) const { return HostOf(other) == HostOf(rank); }
+  int first_here() const { return HostOf(rank) * local_size; }
 };
 
 // Learns the world from the launcher's variables (RANK, WORLD_SIZE and so on): when a client is made

@@ -1,11 +1,44 @@
 // What the sockets of the mesh and those of messages have in common.
 #include "sockets.h"
 
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <memory>
 
 namespace tt {
+namespace {
+
+void Set(int socket, int level, int name, int value) { setsockopt(socket, level, name, &value, sizeof value); }
+
+// Small pieces leave at once, and a host that has gone without a word is noticed.
+void TuneForHosts(int socket) {
+  Set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  Set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
+  Set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 2);
+  Set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 2);
+  Set(socket, IPPROTO_TCP, TCP_KEEPCNT, 4);
+  Set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 10000);
+}
+
+bool Connect(int socket, const addrinfo& to, Clock::time_point deadline) {
+  if (connect(socket, to.ai_addr, to.ai_addrlen) == 0) return true;
+  pollfd one{socket, POLLOUT, 0};
+  if (errno != EINPROGRESS || poll(&one, 1, MillisecondsTo(deadline)) <= 0) return false;
+  int error = 0;
+  socklen_t size = sizeof error;
+  return getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+}
+
+}  // namespace
 
 Descriptor::~Descriptor() {
   if (fd_ >= 0) close(fd_);
@@ -22,5 +55,89 @@ bool SameUser(int socket, ucred* peer) {
   socklen_t size = sizeof *peer;
   return socket >= 0 && getsockopt(socket, SOL_SOCKET, SO_PEERCRED, peer, &size) == 0 && peer->uid == getuid();
 }
+
+int MillisecondsTo(Clock::time_point deadline) {
+  auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+  return static_cast<int>(std::clamp<int64_t>(left, 0, INT32_MAX));
+}
+
+bool SendAll(int socket, const void* data, size_t size) {
+  for (size_t at = 0; at < size;) {
+    ssize_t sent = send(socket, static_cast<const char*>(data) + at, size - at, MSG_NOSIGNAL);
+    if (sent <= 0 && errno != EINTR) return false;
+    at += std::max<ssize_t>(sent, 0);
+  }
+  return true;
+}
+
+bool ReceiveAll(int socket, void* data, size_t size, Clock::time_point deadline) {
+  for (size_t at = 0; at < size;) {
+    pollfd one{socket, POLLIN, 0};
+    if (poll(&one, 1, MillisecondsTo(deadline)) <= 0) return false;
+    ssize_t received = recv(socket, static_cast<char*>(data) + at, size - at, MSG_DONTWAIT);
+    if (received == 0 || (received < 0 && errno != EINTR && errno != EAGAIN)) return false;
+    at += std::max<ssize_t>(received, 0);
+  }
+  return true;
+}
+
+Descriptor ListenForHosts(uint16_t* port) {
+  for (int family : {AF_INET6, AF_INET}) {  // the first hears both, where the host has it
+    Descriptor listener(socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    Set(listener.get(), SOL_SOCKET, SO_REUSEADDR, 1);
+    if (family == AF_INET6) Set(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    sockaddr_in6 any6{};
+    any6.sin6_family = AF_INET6;
+    any6.sin6_port = htons(*port);
+    sockaddr_in any4{};
+    any4.sin_family = AF_INET;
+    any4.sin_port = htons(*port);
+    auto* any = family == AF_INET6 ? reinterpret_cast<sockaddr*>(&any6) : reinterpret_cast<sockaddr*>(&any4);
+    socklen_t size = family == AF_INET6 ? sizeof any6 : sizeof any4;
+    if (bind(listener.get(), any, size) != 0 || listen(listener.get(), 128) != 0) {
+      if (errno == EADDRINUSE) break;
+      continue;
+    }
+    getsockname(listener.get(), any, &size);
+    *port = ntohs(family == AF_INET6 ? any6.sin6_port : any4.sin_port);
+    return listener;
+  }
+  return Descriptor();
+}
+
+Descriptor ConnectToHost(const std::string& address, uint16_t port, Clock::time_point deadline) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return Descriptor();
+  std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
+  for (const addrinfo* to = found; to != nullptr; to = to->ai_next) {
+    Descriptor socket(::socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket.valid() || !Connect(socket.get(), *to, deadline)) continue;
+    fcntl(socket.get(), F_SETFL, fcntl(socket.get(), F_GETFL) & ~O_NONBLOCK);
+    TuneForHosts(socket.get());
+    return socket;
+  }
+  return Descriptor();
+}
+
+Descriptor AcceptFromHost(int listener) {
+  Descriptor socket(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  if (socket.valid()) TuneForHosts(socket.get());
+  return socket;
+}
+
+std::string PeerAddress(int socket) {
+  sockaddr_storage peer{};
+  socklen_t size = sizeof peer;
+  char text[NI_MAXHOST] = {};
+  if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) != 0 ||
+      getnameinfo(reinterpret_cast<sockaddr*>(&peer), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "";
+  }
+  std::string address = text;
+  return address.rfind("::ffff:", 0) == 0 ? address.substr(7) : address;  // IPv4 as an IPv6 socket sees it
+}
+
+bool IsLoopback(const std::string& address) { return address.rfind("127.", 0) == 0 || address == "::1"; }
 
 }  // namespace tt

@@ -5,7 +5,6 @@
 #include "transfers.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <string.h>
 
 #include <algorithm>
@@ -24,6 +23,7 @@
 #include "memory.h"
 #include "mesh.h"
 #include "sockets.h"
+#include "stream.h"
 #include "transfers_abi.h"
 
 extern "C" const PJRT_Api* GetPjrtApi();
@@ -99,69 +99,19 @@ struct Answer {
   char problem[1000] = {};
 };
 
-uint64_t SetOf(int rank) { return uint64_t{1} << rank; }
+std::string SocketName(const Patience& patience, const std::string& key) {
+  return "tt-tpu-message-" + (patience.hosts() != nullptr ? patience.hosts()->job() : GetWorld().job) + "-" + key;
+}
 
-std::string SocketName(const std::string& key) { return "tt-tpu-message-" + GetWorld().job + "-" + key; }
-
-// A connection to the receiver of this name; not a valid one where it does not listen (yet, or any more).
-Descriptor Connect(const std::string& name) {
+// A connection to the receiver of this name at a rank; not a valid one where it does not listen (yet, or any more).
+Descriptor Connect(const Patience& patience, int rank, const std::string& name) {
+  if (!patience.world().IsHere(rank)) return patience.hosts()->Call(rank, name);
   sockaddr_un address;
   socklen_t size = AbstractAddress(name, &address);
   Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return Descriptor();
   return socket;
 }
-
-// One end of a message's connection. Whoever waits at it looks now and then whether rank `peer` is well.
-class Stream {
- public:
-  Stream(Descriptor socket, const Patience& patience, int peer)
-      : socket_(std::move(socket)), patience_(patience), peer_(peer) {}
-
-  int socket() const { return socket_.get(); }
-
-  MaybeFailure Await(short events) const {
-    const auto start = Patience::Clock::now();
-    while (true) {
-      pollfd one{socket_.get(), events, 0};
-      if (poll(&one, 1, std::chrono::milliseconds(Patience::kLookUp).count()) > 0) return std::nullopt;
-      if (ending.load()) return Failure{PJRT_Error_Code_CANCELLED, "the client has ended"};
-      if (MaybeFailure failure = patience_.LookUp(start, SetOf(peer_))) return failure;
-    }
-  }
-
-  // These fail without a text where the other end has closed.
-  MaybeFailure Write(const void* data, size_t size) const {
-    return Move(POLLOUT, size, [&](size_t at) {
-      return send(socket_.get(), static_cast<const char*>(data) + at, size - at, MSG_NOSIGNAL | MSG_DONTWAIT);
-    });
-  }
-  MaybeFailure Read(void* data, size_t size) const {
-    return Move(POLLIN, size, [&](size_t at) {
-      return recv(socket_.get(), static_cast<char*>(data) + at, size - at, MSG_DONTWAIT);
-    });
-  }
-
- private:
-  template <class Some>
-  MaybeFailure Move(short events, size_t size, Some some) const {
-    for (size_t at = 0; at < size;) {
-      ssize_t moved = some(at);
-      if (moved > 0) {
-        at += moved;
-      } else if (moved < 0 && errno == EAGAIN) {
-        if (MaybeFailure failure = Await(events)) return failure;
-      } else if (moved == 0 || errno != EINTR) {
-        return Failure{PJRT_Error_Code_UNAVAILABLE, ""};
-      }
-    }
-    return std::nullopt;
-  }
-
-  const Descriptor socket_;
-  const Patience& patience_;
-  const int peer_;
-};
 
 // The failure of a message, which is one of the mesh: the other ranks hear of it in their next collective or message.
 Failure Explain(const Patience& patience, Failure failure, const std::string& what, int peer) {
@@ -182,7 +132,7 @@ Failure Explain(const Patience& patience, Failure failure, const std::string& wh
 class Inbox {
  public:
   Inbox(const Patience& patience, const Expected& message)
-      : patience_(patience), source_(message.source), name_(SocketName(message.key)) {}
+      : patience_(patience), source_(message.source), name_(SocketName(patience, message.key)) {}
 
   // Makes the buffers, and a socket that does not listen yet.
   PJRT_Error* Open(MakeReceiveBuffersArgs* args) {
@@ -192,7 +142,7 @@ class Inbox {
     if (bind(socket.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) {
       return Internal(std::string("cannot make a socket for a message: ") + strerror(errno));
     }
-    listener_ = std::make_unique<Stream>(std::move(socket), patience_, source_);
+    listener_ = std::make_unique<Stream>(std::move(socket), patience_, source_, &ending);
     return MakeBuffers(args);
   }
 
@@ -252,7 +202,7 @@ class Inbox {
     Descriptor socket(accept4(listener_->socket(), nullptr, nullptr, SOCK_CLOEXEC));
     ucred process{};
     if (!SameUser(socket.get(), &process)) return std::nullopt;
-    Stream sender(std::move(socket), patience_, source_);
+    Stream sender(std::move(socket), patience_, source_, &ending);
     Hello hello;
     MaybeFailure failure = sender.Read(&hello, sizeof hello);
     if (failure && failure->message.empty() && failure->code == PJRT_Error_Code_UNAVAILABLE) {
@@ -417,7 +367,7 @@ struct Destination {
   static Destination Read(const std::string& descriptor) {
     Destination to;
     const size_t space = descriptor.find(' ');
-    if (space == std::string::npos || descriptor.rfind(SocketName(""), 0) != 0) return to;
+    if (space == std::string::npos || descriptor.rfind("tt-tpu-message-", 0) != 0) return to;
     to.socket = descriptor.substr(0, space);
     sscanf(descriptor.c_str() + space, " %u %d", &to.index, &to.rank);
     return to;
@@ -426,7 +376,7 @@ struct Destination {
 
 // Comes back when the receiver has everything.
 MaybeFailure Deliver(const Patience& patience, const Destination& to, const Array& array, const char* data) {
-  Stream receiver(Connect(to.socket), patience, to.rank);
+  Stream receiver(Connect(patience, to.rank, to.socket), patience, to.rank, &ending);
   if (receiver.socket() < 0) {
     MaybeFailure before = patience.FailedBefore();
     return before ? before : Failure{PJRT_Error_Code_UNAVAILABLE, ""};
@@ -453,7 +403,7 @@ MaybeFailure Send(void* buffer, const std::string& descriptor) {
   const Patience* patience = MeshPatience();
   if (patience == nullptr) return Failure{PJRT_Error_Code_FAILED_PRECONDITION, TakeMessage(NoMesh())};
   const Destination to = Destination::Read(descriptor);
-  if (to.rank < 0 || to.rank >= patience->world()) {
+  if (to.rank < 0 || to.rank >= patience->world().size) {
     return Failure{PJRT_Error_Code_INVALID_ARGUMENT, "cannot send: the receiver is not in this mesh (" + descriptor + ")"};
   }
   Array array;
@@ -468,9 +418,9 @@ MaybeFailure Send(void* buffer, const std::string& descriptor) {
 
 // Until rank `rank` listens for the message of this key.
 MaybeFailure AwaitReceiver(const Patience& patience, const std::string& key, int rank) {
-  const auto start = Patience::Clock::now();
+  const auto start = Clock::now();
   auto pause = std::chrono::microseconds(100);
-  while (!Connect(SocketName(key)).valid()) {
+  while (!Connect(patience, rank, SocketName(patience, key)).valid()) {
     if (MaybeFailure failure = patience.LookUp(start, SetOf(rank))) {
       return Explain(patience, *failure, SendText(patience, "a message", rank), rank);
     }

@@ -24,14 +24,19 @@ from bridge.ports import free_port
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def environment(folder: Path, world: int, **variables: str) -> dict[str, str]:
-    """What the ranks of one mesh share; nothing of a mesh that these tests may run in themselves."""
+def environment(folder: Path, world: int, hosts: int = 1, **variables: str) -> dict[str, str]:
+    """What the ranks of one mesh share; nothing of a mesh that these tests may run in themselves.
+
+    Args:
+        hosts: between so many parts of the mesh nothing goes but through the network, though all are on this machine.
+    """
     ours = ("LIBTT", "TT_TPU", "TPU", "TORCH", "RANK", "LOCAL", "WORLD", "MASTER")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return clean | {
         "TT_TPU_BACKEND": "emulated", "TT_TPU_CACHE_DIR": str(folder), "TMPDIR": str(folder), "PYTHONWARNINGS": "ignore",
-        "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", **variables,
+        "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world // hosts), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()), "TORCH_TPU_SLICEBUILDER_ADDRESSES": f"127.0.0.1:{free_port()}",
+        "TORCH_TPU_TOPOLOGY": f"{world},1,1", "OMP_NUM_THREADS": "1", **variables,
     }  # fmt: skip
 
 
@@ -46,12 +51,12 @@ class Answer:
 class Rank:
     """One process of the mesh, seen from the test."""
 
-    def __init__(self, rank: int, variables: dict[str, str]):
+    def __init__(self, rank: int, variables: dict[str, str], before: tuple[str, ...] = ()):
         self.rank = rank
         self._log = tempfile.TemporaryFile("w+", errors="replace")
         self._pipe, theirs = Pipe()
-        command = [sys.executable, __file__, str(theirs.fileno())]
-        numbered = variables | {"RANK": str(rank), "LOCAL_RANK": variables.get("LOCAL_RANK", str(rank))}
+        command = [*before, sys.executable, __file__, str(theirs.fileno())]
+        numbered = variables | {"RANK": str(rank), "LOCAL_RANK": str(rank % int(variables["LOCAL_WORLD_SIZE"]))}
         self.process = subprocess.Popen(
             command, env=numbered | variables, cwd=ROOT, pass_fds=[theirs.fileno()], stdout=self._log, stderr=self._log
         )
@@ -86,12 +91,25 @@ class Rank:
 
 
 class MeshProcesses:
-    """All processes of a mesh."""
+    """All processes of a mesh.
 
-    def __init__(self, folder: Path, world: int, per_rank: tuple[dict[str, str], ...] = (), **variables: str):
-        shared = environment(folder, world, **variables)
+    Args:
+        folder: for their caches and temporary files.
+        world: how many there are.
+        per_rank: variables of each alone.
+        hosts: as in `environment`.
+        before: of each host, what its processes are started by: a command and its first arguments.
+        variables: of all.
+    """
+
+    def __init__(
+        self, folder: Path, world: int, per_rank: tuple[dict[str, str], ...] = (), hosts: int = 1,
+        before: tuple[tuple[str, ...], ...] = (), **variables: str,
+    ):  # fmt: skip
+        shared = environment(folder, world, hosts, **variables)
         each = per_rank or ({},) * world
-        self.ranks = [Rank(rank, shared | own) for rank, own in enumerate(each)]
+        prefixes = before or ((),) * hosts
+        self.ranks = [Rank(rank, shared | own, prefixes[rank * hosts // world]) for rank, own in enumerate(each)]
 
     def run(self, function: Callable, ranks: list[int] | None = None, **arguments) -> list:
         """Call `function(chip, **arguments)` on every rank; what each returned. Raises what a rank raised."""

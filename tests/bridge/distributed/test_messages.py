@@ -31,11 +31,12 @@ def send_and_receive(chip, dtype: str, shapes: list[tuple[int, ...]]):
         assert torch.equal(came.cpu(), values(torch, 1 - chip.rank, shape, dtype)), shape
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "int64", "uint8", "bool"])
-def test_what_was_sent_comes(torch_meshes, dtype):
+def test_what_was_sent_comes(torch_meshes, dtype, hosts):
     """Every type and shape comes as it was sent: scalars, one element, odd ones, none at all, more than a piece."""
     shapes = [(), (1,), (3, 5), (0,), (4, 0), (3, MEBI + 1)]
-    torch_meshes(2).run(send_and_receive, dtype=dtype, shapes=shapes)
+    torch_meshes(2, hosts).run(send_and_receive, dtype=dtype, shapes=shapes)
 
 
 def exchange(chip, count: int, sends_first: bool):
@@ -56,10 +57,11 @@ def exchange(chip, count: int, sends_first: bool):
         assert torch.equal(each.cpu(), values(torch, peer + 10 * i, (1000 + i,), "int32")), i
 
 
+@pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize("sends_first", [False, True])
-def test_many_messages_both_ways_at_once(torch_meshes, sends_first):
+def test_many_messages_both_ways_at_once(torch_meshes, sends_first, hosts):
     """Messages between two ranks come in their order, both ways at once, whoever starts with sends, while collectives go on."""
-    torch_meshes(2).run(exchange, count=12, sends_first=sends_first)
+    torch_meshes(2, hosts).run(exchange, count=12, sends_first=sends_first)
 
 
 def cross_tags(chip):

@@ -50,9 +50,9 @@ def run_random_programs(chip, seeds: range):
             np.testing.assert_array_equal(result, case.expected(each)[chip.rank], f"seed {seed}: {case}")
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_random_programs(meshes, world, pytestconfig):
-    """Mixed collectives, groups and delays: every result is right."""
+@pytest.mark.parametrize(("world", "hosts"), [(2, 1), (4, 1), (2, 2), (4, 2), (3, 3)])
+def test_random_programs(meshes, world, hosts, pytestconfig):
+    """Mixed collectives, groups and delays: every result is right, on one host and between several."""
     count, step = pytestconfig.getoption("--random-programs"), 25
     for start in range(0, count, step):
-        meshes(world).run(run_random_programs, seeds=range(start, min(count, start + step)))
+        meshes(world, hosts).run(run_random_programs, seeds=range(start, min(count, start + step)))

@@ -93,11 +93,11 @@ def run_tensor_parallel(chip):
     assert_same_parameters(torch, model, plain)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(("world", "hosts"), [(2, 1), (4, 1), (4, 2)])
 @pytest.mark.parametrize("way", [run_ddp, run_fsdp, run_tensor_parallel])
-def test_training_equals_one_process(torch_meshes, way, world):
+def test_training_equals_one_process(torch_meshes, way, world, hosts):
     """After twenty steps the parameters are those that a single process gets from all rows."""
-    torch_meshes(world).run(way)
+    torch_meshes(world, hosts).run(way)
 
 
 def run_compiled_collectives(chip):
