@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,13 +30,25 @@ void TuneForHosts(int socket) {
   Set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 10000);
 }
 
+// Where nobody listens at a port of this host yet, the kernel may choose that port for this end too, and connect the
+// socket to itself.
+bool IsOwnPeer(int socket) {
+  sockaddr_storage ends[2] = {};
+  socklen_t sizes[2] = {sizeof ends[0], sizeof ends[1]};
+  return getsockname(socket, reinterpret_cast<sockaddr*>(&ends[0]), &sizes[0]) == 0 &&
+         getpeername(socket, reinterpret_cast<sockaddr*>(&ends[1]), &sizes[1]) == 0 && sizes[0] == sizes[1] &&
+         memcmp(&ends[0], &ends[1], sizes[0]) == 0;
+}
+
 bool Connect(int socket, const addrinfo& to, Clock::time_point deadline) {
-  if (connect(socket, to.ai_addr, to.ai_addrlen) == 0) return true;
-  pollfd one{socket, POLLOUT, 0};
-  if (errno != EINPROGRESS || poll(&one, 1, MillisecondsTo(deadline)) <= 0) return false;
-  int error = 0;
-  socklen_t size = sizeof error;
-  return getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+  if (connect(socket, to.ai_addr, to.ai_addrlen) != 0) {
+    pollfd one{socket, POLLOUT, 0};
+    if (errno != EINPROGRESS || poll(&one, 1, MillisecondsTo(deadline)) <= 0) return false;
+    int error = 0;
+    socklen_t size = sizeof error;
+    if (getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) return false;
+  }
+  return !IsOwnPeer(socket);
 }
 
 }  // namespace

@@ -1,0 +1,43 @@
+"""A server whose chips are in two machines: the same command on each, with its number.
+
+Both are this machine here; between the two processes all goes through the network, as bridge/distributed tests it with cables.
+"""
+
+import contextlib
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import random_models
+
+from bridge.ports import free_port
+
+TOKENS = 24
+END_SECONDS = 15
+
+
+def test_two_machines(serve, tmp_path):
+    """Greedy tokens equal Hugging Face's; when one machine loses its process, both servers end with status 1 and say why."""
+    model = random_models.make("qwen3", tmp_path / "model")
+    prompts = [random_models.prompt(length) for length in (1, 20, 133, 300)]
+    options = ["--tp-size", "2", "--page-size", "32", "--skip-tokenizer-init"]
+    options += ["--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{free_port()}", "--node-rank"]
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+
+        def start(node: str):
+            folder = tmp_path / f"node{node}"
+            folder.mkdir()
+            return stack.enter_context(serve(tmp_path / "model", "float32", folder, *options, node))
+
+        first, second = pool.map(start, ("0", "1"))
+        answers = first.generate_all(prompts, TOKENS)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            said = answer["output_ids"]
+            assert said == random_models.best_tokens(model, prompt, said), f"a prompt of {len(prompt)} tokens"
+        (scheduler,) = [process for process in second.processes() if "scheduler" in process.name()]
+        scheduler.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        assert [server.process.wait(END_SECONDS) for server in (first, second)] == [1, 1]
+        assert time.monotonic() - killed < END_SECONDS
+    last_lines = [server.log.read_text(errors="replace").strip().splitlines()[-1] for server in (first, second)]
+    assert last_lines[0].startswith("error: rank 0: ") and f"(process {scheduler.pid})" in last_lines[1], last_lines
