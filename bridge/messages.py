@@ -3,34 +3,31 @@
 torch_tpu's receiver leaves word of where to send to in the group's store, under a key of nothing but both ranks
 and the tag: a second message between them finds the word of the first one, or overwrites it. And its sender
 waits for the receiver in the caller's thread, so that two ranks which send to each other first wait
-for ever. Here every message has a tag of its own, and a thread sends what has the same tag and destination.
+for ever. Here the receiver numbers what comes from a rank, tells the sender, and both give the number to torch_tpu as
+the tag; and a thread sends what has the same tag and destination.
 """
 
 import ctypes
 import functools
 import hashlib
 import itertools
-import queue
 import threading
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import timedelta
 from types import ModuleType
 
 from bridge.backend import PLUGIN
 from bridge.errors import MeshError
 
-# torch_tpu's tags are 32-bit integers: a message has the user's tag above and its number below.
-_NUMBER_BITS = 24
-_TAG_LIMIT = 1 << (31 - _NUMBER_BITS)
-
 # torch's registrations end with the library that made them: this one lives as long as the process.
 _library = None
-_numbers: dict[tuple, "itertools.count[int]"] = defaultdict(itertools.count)
-_senders: dict[tuple, "queue.SimpleQueue[Callable[[], None]]"] = {}
+_counts: dict[tuple, "itertools.count[int]"] = defaultdict(itertools.count)
+_works = threading.local()
+_waiting: dict[tuple, deque[Callable[[], None]]] = {}
+_lock = threading.Lock()
 
 
 def install(_torch_tpu: ModuleType) -> None:
@@ -48,33 +45,11 @@ def install(_torch_tpu: ModuleType) -> None:
         _library.impl("recv_", _receive, "PrivateUse1", allow_override=True)
 
 
-@dataclass(frozen=True)
-class _Message:
-    """One message of a group.
-
-    Attributes:
-        tag: of this message alone among those between its ranks in the group.
-        key: of this message alone in the mesh, the same at both ends.
-    """
-
-    tag: int
-    key: bytes
-
-
-def _next(group, source: int, destination: int, tag: int) -> _Message:
-    """The next message between these ranks of the group with this tag of the user's; both ends count alike.
-
-    Raises:
-        MeshError: the tag is too large, or there were too many messages.
-    """
-    if not 0 <= tag < _TAG_LIMIT:
-        raise MeshError(f"tag {tag} of a message from rank {source} to {destination}: use one from 0 to {_TAG_LIMIT - 1}")
+def _key(group, source: int, destination: int, tag: int) -> bytes:
+    """Of the next message between these ranks of the group with this tag: in the whole mesh it has no other. Both ends count alike."""
     channel = (group.group_name, source, destination, tag)
-    number = next(_numbers[channel])
-    if number >= 1 << _NUMBER_BITS:
-        raise MeshError(f"more than {number} messages from rank {source} to {destination} with tag {tag}: use another tag")
-    key = hashlib.sha256(repr((channel, number)).encode()).hexdigest()[:32]
-    return _Message(tag << _NUMBER_BITS | number, key.encode())
+    text = repr((channel, next(_counts[channel])))
+    return hashlib.sha256(text.encode()).hexdigest()[:32].encode()
 
 
 def _send(tensors: list, group, destination: int, tag: int):
@@ -85,19 +60,18 @@ def _send(tensors: list, group, destination: int, tag: int):
         return _nothing_to_do()
     group = torch.distributed.ProcessGroup.unbox(group)
     backend = group._get_backend(tensors[0].device)
-    message = _next(group, group.rank(), destination, tag)
+    key = _key(group, group.rank(), destination, tag)
     world_rank = torch.distributed.get_global_rank(group, destination)
     sent: Future[None] = Future()
 
     def send() -> None:
         try:
-            _await_receiver(message, world_rank)
-            backend.send(tensors, destination, message.tag).wait()
+            backend.send(tensors, destination, _await_receiver(key, world_rank)).wait()
             sent.set_result(None)
         except Exception as error:
             sent.set_exception(RuntimeError(str(error)))
 
-    _sender(group.group_name, destination, tag).put(send)
+    _send_in_order((group.group_name, destination, tag), send)
     return _work_of(sent)
 
 
@@ -108,20 +82,38 @@ def _receive(tensors: list, group, source: int, tag: int):
     if _is_empty(tensors):
         return _nothing_to_do()
     group = torch.distributed.ProcessGroup.unbox(group)
-    message = _next(group, source, group.rank(), tag)
-    _plugin().TtTpuExpectMessage(message.key, torch.distributed.get_global_rank(group, source))
-    return group._get_backend(tensors[0].device).recv(tensors, source, message.tag).boxed()
+    key = _key(group, source, group.rank(), tag)
+    number = _plugin().TtTpuExpectMessage(key, torch.distributed.get_global_rank(group, source))
+    return group._get_backend(tensors[0].device).recv(tensors, source, number).boxed()
 
 
 def _work_of(future: "Future[None]"):
     """c10d's work that waits for a future, and raises what it raises."""
-    from torch._C._distributed_c10d import PythonCallbackWork
+    work = _work_class()(future)
+    # C++ does not keep a work of Python's alive. One that is done may be asked no more once its caller sends again.
+    mine = vars(_works).setdefault("mine", [])
+    mine[:] = [other for other in mine if not other.is_completed()]
+    mine.append(work)
+    return work.boxed()
 
-    def wait(timeout: timedelta) -> bool:
-        future.result(timeout.total_seconds() or None)
-        return True
 
-    return PythonCallbackWork(wait).boxed()
+@functools.cache
+def _work_class() -> type:
+    from torch.distributed import Work
+
+    class Send(Work):
+        def __init__(self, future: "Future[None]"):
+            super().__init__()
+            self._future = future
+
+        def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+            self._future.result(timeout.total_seconds() or None)
+            return True
+
+        def is_completed(self) -> bool:
+            return self._future.done()
+
+    return Send
 
 
 def _nothing_to_do():
@@ -136,34 +128,42 @@ def _is_empty(tensors: list) -> bool:
     return not any(tensor.numel() for tensor in tensors)
 
 
-def _await_receiver(message: _Message, world_rank: int) -> None:
+def _await_receiver(key: bytes, world_rank: int) -> int:
+    """Until the receiver is ready; the message's number. MeshError when it has ended, or does not come."""
     # Not in the group's store, as torch_tpu would: who waits there keeps the other threads of this process from it.
     problem = ctypes.create_string_buffer(2000)
-    _plugin().TtTpuAwaitReceiver(message.key, world_rank, problem, len(problem))
+    number = _plugin().TtTpuAwaitReceiver(key, world_rank, problem, len(problem))
     if problem.value:
         raise MeshError(problem.value.decode(errors="replace"))
+    return number
 
 
 @functools.cache
 def _plugin() -> ctypes.CDLL:
     plugin = ctypes.CDLL(str(PLUGIN))
     plugin.TtTpuExpectMessage.argtypes = (ctypes.c_char_p, ctypes.c_int)
-    plugin.TtTpuExpectMessage.restype = None
+    plugin.TtTpuExpectMessage.restype = ctypes.c_int
     plugin.TtTpuAwaitReceiver.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
-    plugin.TtTpuAwaitReceiver.restype = None
+    plugin.TtTpuAwaitReceiver.restype = ctypes.c_int
     return plugin
 
 
-def _sender(*channel) -> "queue.SimpleQueue[Callable[[], None]]":
-    """What the thread that sends to this rank of this group, with this tag, takes its sends from."""
-    sends = _senders.get(channel)
-    if sends is None:
-        sends = _senders[channel] = queue.SimpleQueue()
+def _send_in_order(channel: tuple, send: Callable[[], None]) -> None:
+    """Have a thread call `send` after those before it that go to the same rank of the same group with the same tag."""
+    with _lock:
+        if channel in _waiting:
+            _waiting[channel].append(send)
+            return
+        _waiting[channel] = deque([send])
+    # A send that nobody receives must not keep the process from ending.
+    threading.Thread(target=_send_all, args=(channel,), daemon=True, name="tt-tpu-send").start()
 
-        def work() -> None:
-            while True:
-                sends.get()()
 
-        # A send that nobody receives must not keep the process from ending.
-        threading.Thread(target=work, daemon=True, name="tt-tpu-send").start()
-    return sends
+def _send_all(channel: tuple) -> None:
+    while True:
+        with _lock:
+            if not _waiting[channel]:
+                del _waiting[channel]
+                return
+            send = _waiting[channel].popleft()
+        send()

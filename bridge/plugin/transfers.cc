@@ -11,6 +11,8 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -37,8 +39,34 @@ constexpr size_t kPiece = size_t{1} << 20;
 struct Expected {
   std::string key;
   int source = -1;
+  int number = 0;
 };
 thread_local Expected expected;
+
+// Numbers of the messages that this process expects. One is used again when its message has come or failed:
+// torch_tpu never forgets what it wrote into its store under a number.
+class Numbers {
+ public:
+  int Take() {
+    std::lock_guard lock(mutex_);
+    if (free_.empty()) return next_++;
+    return free_.extract(free_.begin()).value();
+  }
+  void GiveBack(int number) {
+    std::lock_guard lock(mutex_);
+    free_.insert(number);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<int> free_;
+  int next_ = 0;
+};
+
+Numbers& TheNumbers() {
+  static auto* numbers = new Numbers;
+  return *numbers;
+}
 
 std::atomic<int> receives{0};  // threads that receive
 std::atomic<bool> ending{false};
@@ -89,13 +117,16 @@ Array Describe(uint32_t type, const int64_t* dims, size_t num_dims) {
 
 // What a sender says first.
 struct Hello {
+  static constexpr uint32_t kAsk = UINT32_MAX;  // for the message's number, and nothing else
+
   uint32_t index;  // of the buffer among those of the receiver's call
   int32_t rank;
   Array array;
 };
 
-// The receiver's answer, once before the data and once after it: what is wrong, or "".
+// The receiver's answer, to a question and once before the data and once after it: what is wrong, or "".
 struct Answer {
+  int32_t number = 0;
   char problem[1000] = {};
 };
 
@@ -132,7 +163,7 @@ Failure Explain(const Patience& patience, Failure failure, const std::string& wh
 class Inbox {
  public:
   Inbox(const Patience& patience, const Expected& message)
-      : patience_(patience), source_(message.source), name_(SocketName(patience, message.key)) {}
+      : patience_(patience), source_(message.source), number_(message.number), name_(SocketName(patience, message.key)) {}
 
   // Makes the buffers, and a socket that does not listen yet.
   PJRT_Error* Open(MakeReceiveBuffersArgs* args) {
@@ -147,6 +178,7 @@ class Inbox {
   }
 
   size_t count() const { return arrays_.size(); }
+  int number() const { return number_; }
   std::string Address(size_t index) const {
     return name_ + " " + std::to_string(index) + " " + std::to_string(patience_.rank());
   }
@@ -205,8 +237,11 @@ class Inbox {
     Stream sender(std::move(socket), patience_, source_, &ending);
     Hello hello;
     MaybeFailure failure = sender.Read(&hello, sizeof hello);
-    if (failure && failure->message.empty() && failure->code == PJRT_Error_Code_UNAVAILABLE) {
-      return std::nullopt;  // a sender that only looked whether this listens
+    if (!failure && hello.index == Hello::kAsk) {
+      Answer answer;
+      answer.number = number_;
+      sender.Write(&answer, sizeof answer);
+      return std::nullopt;
     }
     if (failure) return Explain(patience_, *failure, What(Next()), source_);
     if (hello.rank != source_ || hello.index >= count() || arrived_[hello.index]) return std::nullopt;
@@ -281,7 +316,7 @@ class Inbox {
   }
 
   const Patience& patience_;
-  const int source_;
+  const int source_, number_;
   const std::string name_;
   std::unique_ptr<Stream> listener_;
   void* manager_ = nullptr;
@@ -328,6 +363,7 @@ PJRT_Error* MakeReceiveBuffers(MakeReceiveBuffersArgs* args) {
   ++receives;
   std::thread([inbox]() mutable {
     inbox->Receive();
+    TheNumbers().GiveBack(inbox->number());
     inbox.reset();
     --receives;
   }).detach();
@@ -416,11 +452,22 @@ MaybeFailure Send(void* buffer, const std::string& descriptor) {
   return std::nullopt;
 }
 
-// Until rank `rank` listens for the message of this key.
-MaybeFailure AwaitReceiver(const Patience& patience, const std::string& key, int rank) {
+// Whether rank `rank` listens for the message of this key, and which number it has given to it.
+bool Ask(const Patience& patience, const std::string& key, int rank, int* number) {
+  Stream receiver(Connect(patience, rank, SocketName(patience, key)), patience, rank, &ending);
+  if (receiver.socket() < 0) return false;
+  const Hello hello{Hello::kAsk, patience.rank(), {}};
+  Answer answer;
+  if (receiver.Write(&hello, sizeof hello) || receiver.Read(&answer, sizeof answer)) return false;
+  *number = answer.number;
+  return true;
+}
+
+// Until it listens.
+MaybeFailure AwaitReceiver(const Patience& patience, const std::string& key, int rank, int* number) {
   const auto start = Clock::now();
   auto pause = std::chrono::microseconds(100);
-  while (!Connect(patience, rank, SocketName(patience, key)).valid()) {
+  while (!Ask(patience, key, rank, number)) {
     if (MaybeFailure failure = patience.LookUp(start, SetOf(rank))) {
       return Explain(patience, *failure, SendText(patience, "a message", rank), rank);
     }
@@ -484,14 +531,21 @@ PJRT_Extension_Base* TransfersExtension() {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// The next receive of this thread is of the message of this key, at most 64 characters, from rank `source`.
-EXPORT void TtTpuExpectMessage(const char* key, int source) { tt::expected = {key, source}; }
+// The next receive of this thread is of the message of this key, at most 64 characters, from rank `source`. Returns
+// the message's number, which whoever sends it is told too.
+EXPORT int TtTpuExpectMessage(const char* key, int source) {
+  tt::expected = {key, source, tt::TheNumbers().Take()};
+  return tt::expected.number;
+}
 
-// Comes back when rank `destination` can be sent the message of this key; what is wrong otherwise, or "".
-EXPORT void TtTpuAwaitReceiver(const char* key, int destination, char* problem, size_t size) {
+// Comes back when rank `destination` can be sent the message of this key, with the number that the receiver gave to
+// it; what is wrong otherwise, or "".
+EXPORT int TtTpuAwaitReceiver(const char* key, int destination, char* problem, size_t size) {
   problem[0] = '\0';
+  int number = 0;
   const tt::Patience* patience = tt::MeshPatience();
-  if (patience == nullptr) return;  // the send itself says so
-  tt::MaybeFailure failure = tt::AwaitReceiver(*patience, key, destination);
+  if (patience == nullptr) return number;  // the send itself says so
+  tt::MaybeFailure failure = tt::AwaitReceiver(*patience, key, destination, &number);
   if (failure) problem[failure->message.copy(problem, size - 1)] = '\0';
+  return number;
 }
