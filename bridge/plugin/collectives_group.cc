@@ -134,7 +134,7 @@ MaybeFailure Patience::Until(Ready ready, Missing missing, std::atomic<uint32_t>
 MaybeFailure Patience::LookUp(Clock::time_point start, uint64_t missing) const {
   if (MaybeFailure failure = FailedBefore()) return failure;
   int ended = FirstEnded(missing);
-  if (ended >= 0) return Failure{PJRT_Error_Code_UNAVAILABLE, Who(ended) + " has ended"};
+  if (ended >= 0) return Failure{PJRT_Error_Code_UNAVAILABLE, HasEnded(ended)};
   if (Clock::now() - start > limit_) return Failure{PJRT_Error_Code_DEADLINE_EXCEEDED, ""};
   return std::nullopt;
 }
@@ -153,6 +153,10 @@ int Patience::FirstEnded(uint64_t ranks) const {
 std::string Patience::Who(int rank) const {
   const std::string where = world_.IsHere(rank) ? "process " + std::to_string(segment_.pid(rank)) : hosts_->Where(rank);
   return "rank " + std::to_string(rank) + " (" + where + ")";
+}
+
+std::string Patience::HasEnded(int rank) const {
+  return Who(rank) + (world_.IsHere(rank) ? " has ended" : " has ended, or cannot be reached any more");
 }
 
 MaybeFailure Patience::Fail(int code, const std::string& message) const {

@@ -114,7 +114,8 @@ class Patience {
   const World& world() const { return world_; }
   uint64_t here() const { return here_; }  // the ranks of this host
   std::chrono::seconds limit() const { return limit_; }
-  std::string Who(int rank) const;  // "rank 1 (process 1234)"
+  std::string Who(int rank) const;       // "rank 1 (process 1234)"
+  std::string HasEnded(int rank) const;  // "rank 1 (process 1234) has ended"
 
  private:
   int FirstEnded(uint64_t ranks) const;

@@ -94,7 +94,7 @@ MaybeFailure Mirror::SendTo(int rank, const Frame& frame) {
   if (!failure) return std::nullopt;
   link.broken = true;
   if (failure->message.empty() && failure->code == PJRT_Error_Code_UNAVAILABLE) {
-    failure->message = patience_.Who(rank) + " has ended";
+    failure->message = patience_.HasEnded(rank);
   }
   return failure;
 }

@@ -48,6 +48,17 @@ PJRT_Extension_Base* ShardingsExtension() {
   return extension == nullptr ? nullptr : &extension->base;
 }
 
+std::string RegisterFfiHandler(const char* target, void* handler) {
+  auto args = MakeArgs<PJRT_FFI_Register_Handler_Args>();
+  args.target_name = const_cast<char*>(target);
+  args.target_name_size = std::char_traits<char>::length(target);
+  args.handler = handler;
+  args.platform_name = const_cast<char*>(kPlatform.data());
+  args.platform_name_size = kPlatform.size();
+  PJRT_Error* error = Register(&args);
+  return error == nullptr ? "" : TakeMessage(error);
+}
+
 }  // namespace
 
 PJRT_Extension_Base* InnerExtension(int type) {
@@ -71,21 +82,6 @@ void* BuildExtensions() {
   }
   return first;
 }
-
-namespace {
-
-std::string RegisterFfiHandler(const char* target, void* handler) {
-  auto args = MakeArgs<PJRT_FFI_Register_Handler_Args>();
-  args.target_name = const_cast<char*>(target);
-  args.target_name_size = std::char_traits<char>::length(target);
-  args.handler = handler;
-  args.platform_name = const_cast<char*>(kPlatform.data());
-  args.platform_name_size = kPlatform.size();
-  PJRT_Error* error = Register(&args);
-  return error == nullptr ? "" : TakeMessage(error);
-}
-
-}  // namespace
 
 void RegisterFfiHandlers() {
   static std::once_flag once;

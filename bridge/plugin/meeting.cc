@@ -74,6 +74,7 @@ std::string Meeting::Hear() {
       guest.hello.magic != Hello::kMagic) {
     return "";  // not one of ours
   }
+  guest.hello.build[sizeof guest.hello.build - 1] = guest.hello.problem[sizeof guest.hello.problem - 1] = '\0';
   std::string problem = Compare(guest.hello);
   ++heard_;
   if (problem.empty()) guests_[guest.hello.rank] = std::move(guest);

@@ -10,19 +10,15 @@ from bridge.backend import Backend
 from bridge.errors import MeshError
 from bridge.settings import load
 
-CLUSTER = "arch:\n  0: blackhole\n  1: blackhole\n  2: blackhole\n  3: blackhole\nboards:\n  -\n    - board_type: p150\n"
-
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(four_boards, tmp_path, monkeypatch):
     """place(rank, of, **variables): what a process adds to its environment, on a machine of four p150."""
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(CLUSTER)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    backend = Backend("libtt", "", Path(), "", chips.mocked(cluster)[:1], "")
+    backend = Backend("libtt", "", Path(), "", chips.mocked(four_boards)[:1], "")
 
     def environment(rank: int, of: int, **variables: str) -> dict[str, str]:
-        given = {"RANK": str(rank), "WORLD_SIZE": str(of), "TT_METAL_MOCK_CLUSTER_DESC_PATH": str(cluster)} | variables
+        given = {"RANK": str(rank), "WORLD_SIZE": str(of), "TT_METAL_MOCK_CLUSTER_DESC_PATH": str(four_boards)} | variables
         return mesh.environment(load(given), backend, given)
 
     return environment

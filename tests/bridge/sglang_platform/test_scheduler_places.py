@@ -13,21 +13,18 @@ from bridge.sglang_platform import tensor_parallel
 from bridge.sglang_platform.tensor_parallel import Layout
 
 PORT = 29500
-CLUSTER = "arch:\n" + "".join(f"  {chip}: blackhole\n" for chip in range(4)) + "boards:\n  -\n    - board_type: p150\n"
 
 
 @pytest.fixture
-def join(tmp_path, monkeypatch):
+def join(four_boards, tmp_path, monkeypatch):
     """join(layout, replica, rank): the variables of a scheduler that has joined its mesh, on a machine of four p150."""
-    cluster = tmp_path / "cluster.yaml"
-    cluster.write_text(CLUSTER)
-    libtt = backend.Backend("libtt", "", Path(), "", chips.mocked(cluster)[:1], "")
+    libtt = backend.Backend("libtt", "", Path(), "", chips.mocked(four_boards)[:1], "")
     monkeypatch.setattr(backend, "resolve", lambda _settings: libtt)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def variables(layout: Layout, replica: int, rank: int) -> dict[str, str]:
         saved = dict(os.environ)
-        os.environ.update(TT_METAL_MOCK_CLUSTER_DESC_PATH=str(cluster), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(PORT))
+        os.environ.update(TT_METAL_MOCK_CLUSTER_DESC_PATH=str(four_boards), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(PORT))
         parallel = SimpleNamespace(
             dp_size=layout.replicas, tp_size=layout.size, nnodes=layout.hosts, dp_rank=replica, tp_rank=rank
         )
