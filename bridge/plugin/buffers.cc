@@ -1,9 +1,12 @@
 // Buffers: every function that makes or ends one, so that memory is counted.
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <vector>
 
+#include "config.h"
 #include "errors.h"
+#include "large_pages.h"
 #include "memory.h"
 #include "mesh.h"
 #include "pjrt.h"
@@ -11,17 +14,19 @@
 namespace tt {
 namespace {
 
+constexpr int64_t kLargeBytes = 64 << 10;  // what goes into large pages
+
 // The chip whose memory a new buffer takes: of `memory` where it is named, else of `device`. -1: host memory.
 int ChipOf(const void* memory, const void* device) {
   return memory != nullptr ? ChipOfMemory(memory) : ChipOfDevice(device);
 }
 
-// Reserves, lets the inner plugin make the buffer, and hands the bytes to the buffer or back.
-template <class Args>
-PJRT_Error* Make(Slot slot, Args* args, int chip, int64_t bytes, void* Args::* result) {
-  if (chip < 0) return CallInner(slot, args);
+// Reserves, has the buffer made, and hands the bytes to the buffer or back.
+template <class Args, class MakeBuffer>
+PJRT_Error* Make(Args* args, int chip, int64_t bytes, void* Args::* result, MakeBuffer make) {
+  if (chip < 0) return make(args);
   if (PJRT_Error* error = MemoryOf(chip).Reserve(bytes)) return error;
-  if (PJRT_Error* error = CallInner(slot, args)) {
+  if (PJRT_Error* error = make(args)) {
     MemoryOf(chip).Release(bytes);
     return error;
   }
@@ -29,9 +34,71 @@ PJRT_Error* Make(Slot slot, Args* args, int chip, int64_t bytes, void* Args::* r
   return nullptr;
 }
 
+// By the inner plugin's own function.
+template <class Args>
+PJRT_Error* Make(Slot slot, Args* args, int chip, int64_t bytes, void* Args::* result) {
+  return Make(args, chip, bytes, result, [slot](Args* args) { return CallInner(slot, args); });
+}
+
+// Whether the elements of an array of the host lie one after the other, and the caller wants them copied from there.
+bool IsPlainCopy(const PJRT_Client_BufferFromHostBuffer_Args& args, int64_t bytes) {
+  if (args.device_layout != nullptr || args.host_buffer_semantics > PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes) return false;
+  const auto* dims = static_cast<const int64_t*>(args.dims);
+  const auto* strides = static_cast<const int64_t*>(args.byte_strides);
+  for (size_t i = 0; i < args.num_byte_strides; ++i) {
+    bytes /= dims[i];
+    if (dims[i] > 1 && strides[i] != bytes) return false;
+  }
+  return true;
+}
+
+void Ignore(PJRT_Error* error) {
+  if (error != nullptr) TakeMessage(error);
+}
+
+// When a buffer that uses `memory` as it is has gone.
+void Gone(PJRT_Error* error, void* memory) {
+  Ignore(error);
+  FreeInLargePages(memory);
+}
+
+// Copies the array to `memory`, which the inner plugin takes as the buffer's.
+PJRT_Error* FromHostAt(void* memory, int64_t bytes, PJRT_Client_BufferFromHostBuffer_Args* args) {
+  memcpy(memory, args->data, bytes);
+  auto placed = *args;
+  placed.data = memory;
+  placed.byte_strides = nullptr;
+  placed.num_byte_strides = 0;
+  placed.host_buffer_semantics = PJRT_HostBufferSemantics_kMutableZeroCopy;  // so that donated it is written in its place
+  if (PJRT_Error* error = CallInner(Slot::Client_BufferFromHostBuffer, &placed)) {
+    FreeInLargePages(memory);
+    return error;
+  }
+  args->buffer = placed.buffer;
+  auto gone = MakeArgs<PJRT_Event_OnReady_Args>();
+  gone.event = placed.done_with_host_buffer;
+  gone.callback = reinterpret_cast<void*>(Gone);
+  gone.user_arg = memory;
+  Ignore(CallInner(Slot::Event_OnReady, &gone));
+  auto destroy = MakeArgs<PJRT_Event_Destroy_Args>();
+  destroy.event = placed.done_with_host_buffer;
+  Ignore(CallInner(Slot::Event_Destroy, &destroy));
+  // The host's own array is done with already.
+  auto ready = MakeArgs<PJRT_Buffer_ReadyEvent_Args>();
+  ready.buffer = args->buffer;
+  PJRT_Error* error = CallInner(Slot::Buffer_ReadyEvent, &ready);
+  args->done_with_host_buffer = ready.event;
+  return error;
+}
+
 PJRT_Error* FromHost(PJRT_Client_BufferFromHostBuffer_Args* args) {
-  return Make(Slot::Client_BufferFromHostBuffer, args, ChipOf(args->memory, args->device),
-              SizeInBytes(args->type, args->dims, args->num_dims), &PJRT_Client_BufferFromHostBuffer_Args::buffer);
+  const int chip = ChipOf(args->memory, args->device);
+  const int64_t bytes = SizeInBytes(args->type, args->dims, args->num_dims);
+  return Make(args, chip, bytes, &PJRT_Client_BufferFromHostBuffer_Args::buffer, [&](auto* args) {
+    const bool large = bytes >= kLargeBytes && chip >= 0 && GetConfig().emulated() && IsPlainCopy(*args, bytes);
+    void* memory = large ? AllocateInLargePages(bytes) : nullptr;
+    return memory != nullptr ? FromHostAt(memory, bytes, args) : CallInner(Slot::Client_BufferFromHostBuffer, args);
+  });
 }
 
 PJRT_Error* Uninitialized(PJRT_Client_CreateUninitializedBuffer_Args* args) {

@@ -45,6 +45,22 @@ def test_results_count(client, device):
     assert in_use(device) == before
 
 
+def test_a_donated_array_keeps_its_memory(client, device):
+    """An array from the host that programs have written in its place is not overwritten by those that come after it."""
+    with client.compile(increment_in_place(N)) as program:
+        kept = []
+        for turn in range(8):
+            buffer = floats(client, device, [float(turn)] * N)
+            for _ in range(turn % 3):
+                (buffer,) = program(buffer)
+            kept.append(buffer)
+            dropped = floats(client, device, [-1.0] * N)
+            dropped.close()
+        for turn, buffer in enumerate(kept):
+            assert set(read(buffer)) == {turn + turn % 3}
+            buffer.close()
+
+
 def test_a_donated_argument_is_not_counted_twice(client, device):
     """Work in place takes no memory: neither in use nor at the peak."""
     before = in_use(device)
