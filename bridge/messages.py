@@ -7,7 +7,6 @@ for ever. Here the receiver numbers what comes from a rank, tells the sender, an
 the tag; and a thread sends what has the same tag and destination.
 """
 
-import ctypes
 import functools
 import hashlib
 import itertools
@@ -19,8 +18,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 from types import ModuleType
 
-from bridge.backend import PLUGIN
-from bridge.errors import MeshError
+from bridge import plugin_functions
 
 # torch's registrations end with the library that made them: this one lives as long as the process.
 _library = None
@@ -66,7 +64,9 @@ def _send(tensors: list, group, destination: int, tag: int):
 
     def send() -> None:
         try:
-            backend.send(tensors, destination, _await_receiver(key, world_rank)).wait()
+            # Not in the group's store: who waits there keeps the other threads of this process from it.
+            number = plugin_functions.await_receiver(key, world_rank)
+            backend.send(tensors, destination, number).wait()
             sent.set_result(None)
         except Exception as error:
             sent.set_exception(RuntimeError(str(error)))
@@ -83,7 +83,7 @@ def _receive(tensors: list, group, source: int, tag: int):
         return _nothing_to_do()
     group = torch.distributed.ProcessGroup.unbox(group)
     key = _key(group, source, group.rank(), tag)
-    number = _plugin().TtTpuExpectMessage(key, torch.distributed.get_global_rank(group, source))
+    number = plugin_functions.expect_message(key, torch.distributed.get_global_rank(group, source))
     return group._get_backend(tensors[0].device).recv(tensors, source, number).boxed()
 
 
@@ -126,26 +126,6 @@ def _nothing_to_do():
 def _is_empty(tensors: list) -> bool:
     """Whether there is nothing to send, which torch_tpu's own send would take for a buffer."""
     return not any(tensor.numel() for tensor in tensors)
-
-
-def _await_receiver(key: bytes, world_rank: int) -> int:
-    """Until the receiver is ready; the message's number. MeshError when it has ended, or does not come."""
-    # Not in the group's store, as torch_tpu would: who waits there keeps the other threads of this process from it.
-    problem = ctypes.create_string_buffer(2000)
-    number = _plugin().TtTpuAwaitReceiver(key, world_rank, problem, len(problem))
-    if problem.value:
-        raise MeshError(problem.value.decode(errors="replace"))
-    return number
-
-
-@functools.cache
-def _plugin() -> ctypes.CDLL:
-    plugin = ctypes.CDLL(str(PLUGIN))
-    plugin.TtTpuExpectMessage.argtypes = (ctypes.c_char_p, ctypes.c_int)
-    plugin.TtTpuExpectMessage.restype = ctypes.c_int
-    plugin.TtTpuAwaitReceiver.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
-    plugin.TtTpuAwaitReceiver.restype = ctypes.c_int
-    return plugin
 
 
 def _send_in_order(channel: tuple, send: Callable[[], None]) -> None:

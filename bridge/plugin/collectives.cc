@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "collectives_group.h"
 #include "collectives_mirror.h"
@@ -395,3 +396,14 @@ MaybeFailure RaggedAllToAll(const Collective& call, const void* in, size_t in_ro
 }
 
 }  // namespace tt
+
+// Comes back when a rank of another host has ended, with what to say of it.
+extern "C" __attribute__((visibility("default"))) void TtTpuAwaitLostRank(char* text, size_t size) {
+  std::string lost;
+  while (lost.empty()) {
+    std::this_thread::sleep_for(tt::Patience::kLookUp);
+    const tt::Patience* patience = tt::MeshPatience();
+    if (patience != nullptr) lost = patience->LostElsewhere();
+  }
+  text[lost.copy(text, size - 1)] = '\0';
+}

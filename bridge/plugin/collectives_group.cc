@@ -159,6 +159,13 @@ std::string Patience::HasEnded(int rank) const {
   return Who(rank) + (world_.IsHere(rank) ? " has ended" : " has ended, or cannot be reached any more");
 }
 
+std::string Patience::LostElsewhere() const {
+  if (hosts_ == nullptr) return "";
+  const uint64_t all = ~uint64_t{0} >> (kMaxRanks - world_.size);
+  const int rank = FirstEnded(all & ~here_);
+  return rank < 0 ? "" : HasEnded(rank);
+}
+
 MaybeFailure Patience::Fail(int code, const std::string& message) const {
   if (Remember(rank(), message) && tell_) tell_(message);
   return Failure{code, message};

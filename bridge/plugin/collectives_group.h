@@ -116,6 +116,7 @@ class Patience {
   std::chrono::seconds limit() const { return limit_; }
   std::string Who(int rank) const;       // "rank 1 (process 1234)"
   std::string HasEnded(int rank) const;  // "rank 1 (process 1234) has ended"
+  std::string LostElsewhere() const;     // the same of a rank of another host that has, or ""
 
  private:
   int FirstEnded(uint64_t ranks) const;

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from bridge.errors import BridgeError
+from bridge.plugin_functions import await_lost_rank
 
 _LEDGER = "TT_TPU_SERVER_LEDGER"
 _SHARED_MEMORY = Path("/dev/shm")
@@ -81,9 +82,19 @@ def note_files(ports: Any, *_args: Any, **_kwargs: Any) -> None:
     note("file", shm_path_for(ports.instance_id))
 
 
-def note_process(*_args: Any, **_kwargs: Any) -> None:
-    """BEFORE configure_scheduler_process: SGLang names queues in shared memory after the processes that make them."""
+def enter_scheduler(*_args: Any, **_kwargs: Any) -> None:
+    """BEFORE configure_scheduler_process: SGLang names queues in shared memory after the processes that make them; and
+    those on other machines are watched from here."""
+    from sglang.srt.runtime_context import get_parallel
+
     note("process", str(os.getpid()))
+    if get_parallel().nnodes > 1:
+        threading.Thread(target=_wait_for_lost_rank, daemon=True, name="watch other machines").start()
+
+
+def _wait_for_lost_rank() -> None:
+    note("killed", await_lost_rank())
+    os.kill(os.getppid(), signal.SIGQUIT)
 
 
 def note_failure(run: Callable, scheduler: Any, *args: Any, **kwargs: Any) -> Any:

@@ -48,7 +48,7 @@ HOOKS = (
     (f"{_CONTROLLER}.event_loop", tensor_parallel.sleep_while_idle, HookType.BEFORE),
     (f"{_SCHEDULER}.Scheduler.__init__", crash.note_failure, HookType.AROUND),
     (f"{_SCHEDULER}.Scheduler.run_event_loop", crash.note_failure, HookType.AROUND),
-    (f"{_SCHEDULER}.configure_scheduler_process", crash.note_process, HookType.BEFORE),
+    (f"{_SCHEDULER}.configure_scheduler_process", crash.enter_scheduler, HookType.BEFORE),
     (f"{_SCHEDULER}.configure_scheduler_process", tensor_parallel.join_mesh, HookType.BEFORE),
     (f"{_POOL}.__post_init__", memory.require_token, HookType.REPLACE),
     (f"{_GROUP}.all_reduce", tensor_parallel.all_reduce, HookType.AROUND),

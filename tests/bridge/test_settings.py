@@ -40,6 +40,7 @@ def test_every_field_can_be_set():
         "LIBTT_SYMMETRIC_DRAM_MB": "64",
         "TT_VISIBLE_DEVICES": "3",
         "TT_MESH_GRAPH_DESC_PATH": "/e.textproto",
+        "TORCH_TPU_BASE_PORT": "8071",
         "RANK": "1",
         "WORLD_SIZE": "2",
         "TT_METAL_MOCK_CLUSTER_DESC_PATH": "/d.yaml",
