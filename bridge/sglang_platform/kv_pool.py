@@ -24,7 +24,8 @@ class PagedKVPool(MHATokenToKVPool):
         self.v_buffer = [self._zeros(*shape, self.v_head_dim) for _ in range(self.layer_num)]
 
     def _zeros(self, *shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=self.store_dtype, device=DEVICE)
+        # From the host: what comes from there lies in large pages of an emulated chip's memory, and stays there.
+        return torch.zeros(shape, dtype=self.store_dtype, device="cpu").to(DEVICE)
 
     @property
     def caches(self) -> list[torch.Tensor]:
