@@ -42,7 +42,10 @@ PJRT_Error* Make(Slot slot, Args* args, int chip, int64_t bytes, void* Args::* r
 
 // Whether the elements of an array of the host lie one after the other, and the caller wants them copied from there.
 bool IsPlainCopy(const PJRT_Client_BufferFromHostBuffer_Args& args, int64_t bytes) {
-  if (args.device_layout != nullptr || args.host_buffer_semantics > PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes) return false;
+  const int64_t eight = 8;
+  const bool packed = SizeInBytes(args.type, &eight, 1) < eight;  // on the chip; the host has a byte for each
+  const bool shared = args.host_buffer_semantics > PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes;
+  if (args.device_layout != nullptr || packed || shared) return false;
   const auto* dims = static_cast<const int64_t*>(args.dims);
   const auto* strides = static_cast<const int64_t*>(args.byte_strides);
   for (size_t i = 0; i < args.num_byte_strides; ++i) {

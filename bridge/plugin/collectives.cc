@@ -5,6 +5,7 @@
 #include "collectives.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -69,15 +70,16 @@ class Mesh {
   std::map<uint64_t, std::unique_ptr<Group>> groups_;
 };
 
-std::unique_ptr<Mesh>& TheMesh() {
-  static auto* mesh = new std::unique_ptr<Mesh>;
-  return *mesh;
+// Null until it has been joined; after that it lives as long as the process.
+std::atomic<Mesh*>& TheMesh() {
+  static std::atomic<Mesh*> mesh{nullptr};
+  return mesh;
 }
 
 // One collective of this rank, from its announcement to its end.
 class Session {
  public:
-  explicit Session(const Collective& call) : call_(call), mesh_(TheMesh().get()) {}
+  explicit Session(const Collective& call) : call_(call), mesh_(TheMesh()) {}
 
   MaybeFailure Begin() {
     if (mesh_ == nullptr) return Failure{PJRT_Error_Code_FAILED_PRECONDITION, "this process is not part of a mesh"};
@@ -205,19 +207,27 @@ PJRT_Error* JoinMesh() {
   std::unique_ptr<Hosts> hosts;
   const std::chrono::seconds limit(GetConfig().collective_timeout);
   const std::string build = GetConfig().platform_version;
-  std::string refusal = Segment::Join(world, build, MeshLayout::Bytes(world.size), limit, &segment);
-  // What is wrong on one host is told to the others too.
-  if (world.hosts() > 1) refusal = Hosts::Join(world, build, refusal, limit, &hosts);
+  std::string refusal;
+  if (world.size > kMaxRanks) {
+    refusal = "at most " + std::to_string(kMaxRanks) + " processes can be joined";
+  } else {
+    refusal = Segment::Join(world, build, MeshLayout::Bytes(world.size), limit, &segment);
+    // What is wrong on one host is told to the others too, which have waited as long as it has.
+    if (world.hosts() > 1) refusal = Hosts::Join(world, build, refusal, limit + kGrace, &hosts);
+  }
   if (!refusal.empty()) {
     return MakeError(PJRT_Error_Code_FAILED_PRECONDITION,
                      "rank " + std::to_string(world.rank) + " cannot join the mesh of " + std::to_string(world.size) +
                          ": " + refusal);
   }
-  TheMesh() = std::make_unique<Mesh>(std::move(segment), std::move(hosts), world, limit);
+  TheMesh() = new Mesh(std::move(segment), std::move(hosts), world, limit);
   return nullptr;
 }
 
-const Patience* MeshPatience() { return TheMesh() != nullptr ? &TheMesh()->patience() : nullptr; }
+const Patience* MeshPatience() {
+  const Mesh* mesh = TheMesh();
+  return mesh != nullptr ? &mesh->patience() : nullptr;
+}
 
 MaybeFailure AllReduce(const Collective& call, const void* in, void* out, size_t bytes) {
   Reducer reduce = FindReducer(call.type, call.reduction);

@@ -156,7 +156,7 @@ std::string Patience::Who(int rank) const {
 }
 
 std::string Patience::HasEnded(int rank) const {
-  return Who(rank) + (world_.IsHere(rank) ? " has ended" : " has ended, or cannot be reached any more");
+  return Who(rank) + (world_.IsHere(rank) ? " has ended" : " has ended, is stopped, or cannot be reached any more");
 }
 
 std::string Patience::LostElsewhere() const {
@@ -214,8 +214,8 @@ MaybeFailure AwaitNumber(const std::atomic<uint64_t>& counter, uint64_t number, 
 GroupMemory* MeshLayout::FindGroup(uint64_t ranks) const {
   for (int i = 0; i < kGroups; ++i) {
     auto* memory = reinterpret_cast<GroupMemory*>(data_ + sizeof(MeshMemory) + i * GroupMemory::Bytes(world_));
-    uint64_t owner = 0;
-    if (memory->ranks.compare_exchange_strong(owner, ranks) || owner == ranks) return memory;
+    uint64_t owner = memory->ranks.load();
+    if (owner == ranks || (owner == 0 && (memory->ranks.compare_exchange_strong(owner, ranks) || owner == ranks))) return memory;
   }
   return nullptr;
 }
@@ -308,7 +308,7 @@ MaybeFailure Group::Explain(Failure failure) const {
   std::string message = what + " took longer than " + std::to_string(patience_.limit().count()) +
                         " s (TT_TPU_COLLECTIVE_TIMEOUT):";
   for (int rank = 0; rank < kMaxRanks && ranks_ >> rank; ++rank) {
-    if (!(ranks_ >> rank & 1) || memory_.seats()[rank].steps.load() >= steps_) continue;
+    if (!(ranks_ >> rank & 1) || rank == patience_.rank() || memory_.seats()[rank].steps.load() >= steps_) continue;
     message += " rank " + std::to_string(rank) + " did not come and is " + Whereabouts(rank) + ";";
   }
   message.back() = '.';

@@ -48,7 +48,9 @@ Mirror::Mirror(Hosts& hosts, const MeshLayout& layout, Patience& patience)
   for (int rank = 0; rank < patience.world().size; ++rank) {
     if (patience.world().IsHere(rank)) continue;
     links_[rank] = std::make_unique<Link>(hosts.TakeLink(rank), patience, rank);
-    std::thread([this, rank] { Follow(rank); }).detach();
+  }
+  for (int rank = 0; rank < patience.world().size; ++rank) {
+    if (links_[rank] != nullptr) std::thread([this, rank] { Follow(rank); }).detach();
   }
 }
 
@@ -92,7 +94,7 @@ MaybeFailure Mirror::SendTo(int rank, const Frame& frame) {
     failure = link.stream.Write(buffer + frame.pieces[i].offset, frame.pieces[i].size);
   }
   if (!failure) return std::nullopt;
-  link.broken = true;
+  link.Break();
   if (failure->message.empty() && failure->code == PJRT_Error_Code_UNAVAILABLE) {
     failure->message = patience_.HasEnded(rank);
   }
@@ -107,8 +109,8 @@ void Mirror::TellFailure(const std::string& message) {
     if (link == nullptr) continue;
     std::unique_lock lock(link->mutex, std::try_to_lock);
     if (!lock.owns_lock() || link->broken) continue;
-    link->broken = true;
     if (!link->stream.Write(&frame, sizeof frame)) link->stream.Write(message.data(), message.size());
+    link->Break();
   }
 }
 
@@ -123,6 +125,10 @@ void Mirror::Follow(int rank) {
       break;
     }
     if (MaybeFailure failure = Take(rank, frame)) {
+      if (failure->code == PJRT_Error_Code_DEADLINE_EXCEEDED) {
+        failure->message += "the ranks of this host took longer than " + std::to_string(patience_.limit().count()) +
+                            " s (TT_TPU_COLLECTIVE_TIMEOUT)";
+      }
       patience_.Fail(failure->code, "rank " + std::to_string(patience_.rank()) + " cannot take what " +
                                         patience_.Who(rank) + " sends: " + failure->message);
       break;

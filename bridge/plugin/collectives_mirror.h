@@ -38,7 +38,13 @@ class Mirror {
 
     std::mutex mutex;
     Stream stream;
-    bool broken = false;  // what came next would not be understood
+    bool broken = false;
+
+    // What came next would not be understood: the other end hears that nothing does.
+    void Break() {
+      broken = true;
+      shutdown(stream.socket(), SHUT_WR);
+    }
   };
 
   std::vector<int> MembersOn(int host, uint64_t ranks) const;

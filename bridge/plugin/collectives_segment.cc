@@ -168,7 +168,6 @@ std::string Visit(const World& world, const Hello& hello, size_t bytes, Clock::t
 
 std::string Segment::Join(const World& world, const std::string& build, size_t bytes, std::chrono::seconds patience,
                           std::unique_ptr<Segment>* segment) {
-  if (world.size > kMaxRanks) return "at most " + std::to_string(kMaxRanks) + " processes can be joined";
   const Hello hello = MakeHello(world, build);
   const auto deadline = Clock::now() + patience;
   const bool first = world.rank == world.first_here();

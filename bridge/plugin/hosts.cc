@@ -5,7 +5,9 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <thread>
@@ -34,11 +36,14 @@ void Relay(Descriptor one, Descriptor other) {
   }
 }
 
-Descriptor ConnectHere(const std::string& name) {
-  sockaddr_un address;
-  socklen_t size = AbstractAddress(name, &address);
-  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  return connect(socket.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 ? std::move(socket) : Descriptor();
+// What a forked child must not keep open: other hosts take a connection's end for its rank's.
+std::vector<int>& NotForChildren() {
+  static auto* descriptors = new std::vector<int>;
+  return *descriptors;
+}
+
+void CloseInChild() {
+  for (int descriptor : NotForChildren()) close(descriptor);
 }
 
 }  // namespace
@@ -72,10 +77,22 @@ std::string Hosts::Join(const World& world, const std::string& build, const std:
   std::unique_ptr<Hosts> joined(new Hosts(world, std::move(listener)));
   std::string refusal = world.rank == 0 ? joined->Receive(hello, problem, deadline) : joined->Visit(hello, deadline);
   if (refusal.empty()) refusal = joined->ConnectAll(deadline);
-  // The thread that answers lives as long as the process, and so does what it uses.
-  if (!refusal.empty()) joined.release();
-  else *hosts = std::move(joined);
+  if (refusal.empty()) {
+    joined->CloseInChildren();
+    *hosts = std::move(joined);
+  } else if (joined->answering_) {
+    joined.release();  // the thread lives as long as the process, and so does what it uses
+  }
   return refusal;
+}
+
+void Hosts::CloseInChildren() {
+  for (const Descriptor& link : links_) {
+    if (link.valid()) NotForChildren().push_back(link.get());
+  }
+  NotForChildren().push_back(listener_.get());
+  static std::once_flag once;
+  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, CloseInChild); });
 }
 
 // Rank 0's side of the meeting.
@@ -102,6 +119,9 @@ std::string Hosts::Receive(const Hello& hello, std::string problem, Clock::time_
 // The other ranks' side.
 std::string Hosts::Visit(const Hello& hello, Clock::time_point deadline) {
   const std::string place = world_.meeting_address + ":" + std::to_string(world_.meeting_port);
+  if (!IsKnownHost(world_.meeting_address)) {
+    return "rank 0's host " + world_.meeting_address + " (MASTER_ADDR, or the first of TORCH_TPU_SLICEBUILDER_ADDRESSES) is not known here";
+  }
   Descriptor socket;
   while (!(socket = ConnectToHost(world_.meeting_address, world_.meeting_port, deadline)).valid()) {
     if (Clock::now() >= deadline) return "rank 0 did not listen at " + place + " in time";
@@ -125,6 +145,7 @@ std::string Hosts::Visit(const Hello& hello, Clock::time_point deadline) {
 }
 
 std::string Hosts::ConnectAll(Clock::time_point deadline) {
+  answering_ = true;
   std::thread([this] { Answer(); }).detach();
   for (int rank = 0; rank < world_.rank; ++rank) {
     if (world_.IsHere(rank)) continue;
@@ -156,7 +177,7 @@ std::string Hosts::Where(int rank) const {
 }
 
 Descriptor Hosts::Call(int rank, const std::string& name) const {
-  const auto deadline = Clock::now() + kGrace;
+  const auto deadline = Clock::now() + 3 * kGrace;
   Descriptor socket = ConnectToHost(places_[rank].address, places_[rank].port, deadline);
   Knock knock;
   name.copy(knock.name, sizeof knock.name - 1);
@@ -183,7 +204,11 @@ void Hosts::AnswerOne(Descriptor socket) {
     links_[knock.rank] = std::move(socket);
     linked_.notify_all();
   } else if (strncmp(knock.name, kMessages, strlen(kMessages)) == 0) {
+    // Who asks would ask again at once.
     Descriptor here = ConnectHere(knock.name);
+    for (const auto until = Clock::now() + kGrace; !here.valid() && Clock::now() < until; here = ConnectHere(knock.name)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     const char listens = 1;
     if (here.valid() && SendAll(socket.get(), &listens, 1)) Relay(std::move(socket), std::move(here));
   }

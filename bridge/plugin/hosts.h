@@ -21,7 +21,10 @@ class Hosts {
                           std::chrono::seconds patience, std::unique_ptr<Hosts>* hosts);
 
   // The connection to a rank of another host, once; for the collectives alone.
-  Descriptor TakeLink(int rank) { return std::move(links_[rank]); }
+  Descriptor TakeLink(int rank) {
+    std::lock_guard lock(mutex_);
+    return std::move(links_[rank]);
+  }
   // As World's, and the same on all hosts.
   const std::string& job() const { return job_; }
   // "process 1234 on 10.0.0.2"
@@ -44,12 +47,14 @@ class Hosts {
   std::string Receive(const Hello& hello, std::string problem, Clock::time_point deadline);
   std::string Visit(const Hello& hello, Clock::time_point deadline);
   std::string ConnectAll(Clock::time_point deadline);
+  void CloseInChildren();
   void Answer();
   void AnswerOne(Descriptor socket);
 
   const World world_;
   const Descriptor listener_;
   std::string job_;
+  bool answering_ = false;
   std::vector<Place> places_;
   std::mutex mutex_;  // of the links, until all are there
   std::condition_variable linked_;

@@ -17,6 +17,7 @@ namespace {
 
 constexpr size_t kPage = size_t{2} << 20;
 constexpr size_t kRegion = size_t{64} << 20;
+constexpr size_t kAlone = size_t{16} << 20;  // arrays from this size on share theirs with no other, and leave nothing behind
 constexpr size_t kLine = 64;
 
 size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
@@ -65,7 +66,6 @@ class Region {
   }
 
   bool empty() const { return used_.empty(); }
-  size_t bytes() const { return bytes_; }
 
  private:
   char* const start_;
@@ -76,29 +76,38 @@ class Region {
 class Regions {
  public:
   void* Allocate(size_t bytes) {
-    const size_t wanted = std::max(RoundUp(bytes, kLine), kLine);
     std::lock_guard lock(mutex_);
-    for (auto& [_, region] : regions_) {
+    if (bytes >= kAlone) {
+      char* start = Map(RoundUp(bytes, kPage));
+      if (start != nullptr) alone_[start] = RoundUp(bytes, kPage);
+      return start;
+    }
+    const size_t wanted = std::max(RoundUp(bytes, kLine), kLine);
+    for (auto& [_, region] : shared_) {
       if (char* taken = region->Take(wanted)) return taken;
     }
-    const size_t size = RoundUp(std::max(wanted, kRegion), kPage);
-    char* start = Map(size);
+    char* start = Map(kRegion);
     if (start == nullptr) return nullptr;
-    return (regions_[start] = std::make_unique<Region>(start, size))->Take(wanted);
+    return (shared_[start] = std::make_unique<Region>(start, kRegion))->Take(wanted);
   }
 
   void Free(void* memory) {
     auto* start = static_cast<char*>(memory);
     std::lock_guard lock(mutex_);
-    auto found = std::prev(regions_.upper_bound(start));
+    if (auto whole = alone_.extract(start)) {
+      munmap(start, whole.mapped());
+      return;
+    }
+    auto found = std::prev(shared_.upper_bound(start));
     found->second->GiveBack(start);
     // One is kept, lest a program that makes and drops an array by turns has its pages made each time.
-    if (found->second->empty() && (found->second->bytes() > kRegion || regions_.size() > 1)) regions_.erase(found);
+    if (found->second->empty() && shared_.size() > 1) shared_.erase(found);
   }
 
  private:
   std::mutex mutex_;
-  std::map<char*, std::unique_ptr<Region>> regions_;
+  std::map<char*, size_t> alone_;
+  std::map<char*, std::unique_ptr<Region>> shared_;
 };
 
 Regions& TheRegions() {

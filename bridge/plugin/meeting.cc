@@ -27,6 +27,7 @@ Hello MakeHello(const World& world, const std::string& build) {
   std::copy(world.bounds.begin(), world.bounds.end(), hello.bounds);
   hello.pid = getpid();
   build.copy(hello.build, sizeof hello.build - 1);
+  hello.launch = world.launch;
   hello.mesh = world.mesh;
   return hello;
 }
@@ -86,6 +87,10 @@ std::string Meeting::Compare(const Hello& hello) const {
   const std::string who = Name(hello.rank), own = Name(own_.rank);
   if (hello.size != own_.size) {
     return who + " has WORLD_SIZE=" + std::to_string(hello.size) + ", " + own + " has " + std::to_string(own_.size);
+  }
+  if (hello.launch != own_.launch) {
+    return who + " belongs to another launch than " + own + ", by its MASTER_PORT or TORCHELASTIC_RUN_ID: only one at a time can "
+           "meet at this port (TORCH_TPU_BASE_PORT)";
   }
   if (hello.local_size != own_.local_size) {
     return who + " has LOCAL_WORLD_SIZE=" + std::to_string(hello.local_size) + ", " + own + " has " +

@@ -16,8 +16,8 @@ constexpr int kMaxRanks = 64;  // of a mesh; a group of them is a bit mask
 
 constexpr std::chrono::seconds kGrace{3};  // for ranks that come late to a refusal, and for words that are due
 
-// What a rank says of itself when it comes; all but its rank, what went wrong with it and where it listens must be
-// the same everywhere.
+// What a rank says of itself when it comes; but for its rank, process and port, and what went wrong with it, all
+// must say the same.
 struct Hello {
   static constexpr uint32_t kMagic = 0x4d535454;  // "TTSM"
 
@@ -26,7 +26,7 @@ struct Hello {
   int32_t bounds[3] = {};
   int32_t pid = 0;
   uint16_t port = 0;  // where it listens for other hosts, or 0
-  uint64_t mesh = 0;   // a hash of the descriptor that it was given
+  uint64_t launch = 0, mesh = 0;  // as World's
   char build[96] = {};
   char problem[1000] = {};
 };

@@ -146,6 +146,17 @@ uint64_t UserMesh() {
   return Hash(std::string(std::istreambuf_iterator<char>(file), {}));
 }
 
+// A host's ranks must follow each other.
+PJRT_Error* CheckLocalRank(const World& world) {
+  int local = 0;
+  if (Variable("LOCAL_RANK").empty()) return nullptr;
+  if (PJRT_Error* error = ReadNumber("LOCAL_RANK", 0, world.local_size - 1, &local)) return error;
+  if (local == world.rank % world.local_size) return nullptr;
+  return InvalidArgument("RANK=" + std::to_string(world.rank) + " with LOCAL_RANK=" + std::to_string(local) +
+                         " and LOCAL_WORLD_SIZE=" + std::to_string(world.local_size) +
+                         ": number the ranks of one host after each other, as torchrun does");
+}
+
 // A TPU's processes meet at these addresses, one a rank; ours all at the first.
 PJRT_Error* ReadMeetingPlace(World* world) {
   const std::string all = Variable("TORCH_TPU_SLICEBUILDER_ADDRESSES"), first = all.substr(0, all.find(','));
@@ -156,6 +167,7 @@ PJRT_Error* ReadMeetingPlace(World* world) {
                            "the processes of several hosts meet");
   }
   world->meeting_address = first.substr(0, colon);
+  if (first[0] == '[' && colon > 1 && first[colon - 1] == ']') world->meeting_address = first.substr(1, colon - 2);
   world->meeting_port = static_cast<uint16_t>(port);
   return nullptr;
 }
@@ -184,8 +196,10 @@ PJRT_Error* ReadWorld() {
   }
   world.bounds = ReadBounds(world.size);
   world.job = Job();
+  world.launch = Hash(Variable("MASTER_PORT") + "\n" + Variable("TORCHELASTIC_RUN_ID"));
   world.mesh = UserMesh();
   if (world.hosts() > 1) {
+    if (PJRT_Error* error = CheckLocalRank(world)) return error;
     if (PJRT_Error* error = ReadMeetingPlace(&world)) return error;
   }
   MutableWorld() = world;

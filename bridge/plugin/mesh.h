@@ -19,6 +19,7 @@ struct World {
   int local_size = 1;      // of them, those on each host; their ranks follow each other
   Bounds bounds{1, 1, 1};  // the box that the chips fill
   std::string job;         // 16 digits, the same in every process of the mesh on a host and in no other mesh's
+  uint64_t launch = 0;     // a hash of what only the processes of one launch have in common, on all hosts
   uint64_t mesh = 0;       // a hash of the user's mesh graph descriptor; 0 where there is none
   std::string meeting_address;  // where rank 0 can be reached from other hosts
   uint16_t meeting_port = 0;

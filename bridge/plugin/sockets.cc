@@ -18,6 +18,17 @@
 namespace tt {
 namespace {
 
+constexpr std::chrono::seconds kOneTry{10};
+
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+Addresses Resolve(const std::string& address, uint16_t port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) found = nullptr;
+  return Addresses(found, [](addrinfo* list) { if (list != nullptr) freeaddrinfo(list); });
+}
+
 void Set(int socket, int level, int name, int value) { setsockopt(socket, level, name, &value, sizeof value); }
 
 // Small pieces leave at once, and a host that has gone without a word is noticed.
@@ -28,6 +39,20 @@ void TuneForHosts(int socket) {
   Set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 2);
   Set(socket, IPPROTO_TCP, TCP_KEEPCNT, 4);
   Set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 10000);
+}
+
+// Until something happens at a socket; false, with errno, where nothing does.
+bool Await(int socket, short events, Clock::time_point deadline) {
+  pollfd one{socket, events, 0};
+  while (true) {
+    const int happened = poll(&one, 1, MillisecondsTo(deadline));
+    if (happened > 0) return true;
+    if (happened < 0 && errno != EINTR) return false;
+    if (happened == 0 && Clock::now() >= deadline) {
+      errno = ETIMEDOUT;
+      return false;
+    }
+  }
 }
 
 // Where nobody listens at a port of this host yet, the kernel may choose that port for this end too, and connect the
@@ -42,12 +67,14 @@ bool IsOwnPeer(int socket) {
 
 bool Connect(int socket, const addrinfo& to, Clock::time_point deadline) {
   if (connect(socket, to.ai_addr, to.ai_addrlen) != 0) {
-    pollfd one{socket, POLLOUT, 0};
-    if (errno != EINPROGRESS || poll(&one, 1, MillisecondsTo(deadline)) <= 0) return false;
+    if (errno != EINPROGRESS || !Await(socket, POLLOUT, deadline)) return false;
     int error = 0;
     socklen_t size = sizeof error;
-    if (getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0 || error != 0) return false;
+    getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size);
+    errno = error;
+    if (error != 0) return false;
   }
+  errno = ECONNREFUSED;  // as it is where nobody listens and this end is not the other one as well
   return !IsOwnPeer(socket);
 }
 
@@ -62,6 +89,13 @@ socklen_t AbstractAddress(const std::string& name, sockaddr_un* address) {
   address->sun_family = AF_UNIX;
   size_t size = name.copy(address->sun_path + 1, sizeof address->sun_path - 1);
   return offsetof(sockaddr_un, sun_path) + 1 + size;
+}
+
+Descriptor ConnectHere(const std::string& name) {
+  sockaddr_un address;
+  socklen_t size = AbstractAddress(name, &address);
+  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return connect(socket.get(), reinterpret_cast<sockaddr*>(&address), size) == 0 ? std::move(socket) : Descriptor();
 }
 
 bool SameUser(int socket, ucred* peer) {
@@ -85,8 +119,7 @@ bool SendAll(int socket, const void* data, size_t size) {
 
 bool ReceiveAll(int socket, void* data, size_t size, Clock::time_point deadline) {
   for (size_t at = 0; at < size;) {
-    pollfd one{socket, POLLIN, 0};
-    if (poll(&one, 1, MillisecondsTo(deadline)) <= 0) return false;
+    if (!Await(socket, POLLIN, deadline)) return false;
     ssize_t received = recv(socket, static_cast<char*>(data) + at, size - at, MSG_DONTWAIT);
     if (received == 0 || (received < 0 && errno != EINTR && errno != EAGAIN)) return false;
     at += std::max<ssize_t>(received, 0);
@@ -118,12 +151,12 @@ Descriptor ListenForHosts(uint16_t* port) {
   return Descriptor();
 }
 
+bool IsKnownHost(const std::string& address) { return Resolve(address, 1) != nullptr; }
+
 Descriptor ConnectToHost(const std::string& address, uint16_t port, Clock::time_point deadline) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  if (getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return Descriptor();
-  std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, freeaddrinfo);
-  for (const addrinfo* to = found; to != nullptr; to = to->ai_next) {
+  const Addresses addresses = Resolve(address, port);
+  deadline = std::min(deadline, Clock::now() + kOneTry);  // another address may be the right one
+  for (const addrinfo* to = addresses.get(); to != nullptr; to = to->ai_next) {
     Descriptor socket(::socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket.valid() || !Connect(socket.get(), *to, deadline)) continue;
     fcntl(socket.get(), F_SETFL, fcntl(socket.get(), F_GETFL) & ~O_NONBLOCK);

@@ -33,6 +33,9 @@ class Descriptor {
 // In the abstract namespace: a name that ends with its socket, seen by this host (network namespace) alone.
 socklen_t AbstractAddress(const std::string& name, sockaddr_un* address);
 
+// A connection to what listens under such a name; not a valid one where nothing does.
+Descriptor ConnectHere(const std::string& name);
+
 // Who is at the other end of a connection; false where it is no process of this user.
 bool SameUser(int socket, ucred* peer);
 
@@ -44,6 +47,8 @@ bool ReceiveAll(int socket, void* data, size_t size, Clock::time_point deadline)
 
 // Listens to other hosts, on any free port where `port` is 0, which is filled in; errno says why it cannot.
 Descriptor ListenForHosts(uint16_t* port);
+// Whether the name of a host, or its address, leads anywhere.
+bool IsKnownHost(const std::string& address);
 // A connection to a port of another host; not a valid one where that is not to be had until then.
 Descriptor ConnectToHost(const std::string& address, uint16_t port, Clock::time_point deadline);
 // The next one who connects to it, or nobody; blocks.

@@ -136,12 +136,7 @@ std::string SocketName(const Patience& patience, const std::string& key) {
 
 // A connection to the receiver of this name at a rank; not a valid one where it does not listen (yet, or any more).
 Descriptor Connect(const Patience& patience, int rank, const std::string& name) {
-  if (!patience.world().IsHere(rank)) return patience.hosts()->Call(rank, name);
-  sockaddr_un address;
-  socklen_t size = AbstractAddress(name, &address);
-  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (connect(socket.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return Descriptor();
-  return socket;
+  return patience.world().IsHere(rank) ? ConnectHere(name) : patience.hosts()->Call(rank, name);
 }
 
 // The failure of a message, which is one of the mesh: the other ranks hear of it in their next collective or message.
@@ -165,6 +160,9 @@ class Inbox {
   Inbox(const Patience& patience, const Expected& message)
       : patience_(patience), source_(message.source), number_(message.number), name_(SocketName(patience, message.key)) {}
 
+  ~Inbox() { TheNumbers().GiveBack(number_); }
+  Inbox(const Inbox&) = delete;
+
   // Makes the buffers, and a socket that does not listen yet.
   PJRT_Error* Open(MakeReceiveBuffersArgs* args) {
     sockaddr_un address;
@@ -178,7 +176,6 @@ class Inbox {
   }
 
   size_t count() const { return arrays_.size(); }
-  int number() const { return number_; }
   std::string Address(size_t index) const {
     return name_ + " " + std::to_string(index) + " " + std::to_string(patience_.rank());
   }
@@ -363,7 +360,6 @@ PJRT_Error* MakeReceiveBuffers(MakeReceiveBuffersArgs* args) {
   ++receives;
   std::thread([inbox]() mutable {
     inbox->Receive();
-    TheNumbers().GiveBack(inbox->number());
     inbox.reset();
     --receives;
   }).detach();

@@ -89,12 +89,13 @@ def enter_scheduler(*_args: Any, **_kwargs: Any) -> None:
 
     note("process", str(os.getpid()))
     if get_parallel().nnodes > 1:
-        threading.Thread(target=_wait_for_lost_rank, daemon=True, name="watch other machines").start()
+        threading.Thread(target=_wait_for_lost_rank, args=(os.getppid(),), daemon=True, name="watch other machines").start()
 
 
-def _wait_for_lost_rank() -> None:
+def _wait_for_lost_rank(server: int) -> None:
     note("killed", await_lost_rank())
-    os.kill(os.getppid(), signal.SIGQUIT)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server, signal.SIGQUIT)
 
 
 def note_failure(run: Callable, scheduler: Any, *args: Any, **kwargs: Any) -> Any:

@@ -74,6 +74,42 @@ def test_a_rank_that_is_late_on_another_host(new_mesh):
     assert "rank 1 did not come and is on another host" in message and "TT_TPU_COLLECTIVE_TIMEOUT" in message
 
 
+def fork(chip):
+    """Leave a child that outlives this process, as those of a data loader may."""
+    if os.fork() == 0:
+        time.sleep(20)
+        os._exit(0)
+
+
+def test_a_child_does_not_stand_for_its_rank(new_mesh):
+    """A rank that was killed is noticed although a child that it has forked lives on."""
+    mesh = new_mesh(2, hosts=2)
+    case = ALL_REDUCE.of(groups=((0, 1),))
+    mesh.run(run_case, case=case)
+    mesh.run(fork, [1])
+    mesh.kill(1)
+    message, seconds = mesh.run(run_and_time, [0], case=case)[0]
+    assert seconds < NOTICED_SECONDS and "rank 1 (process" in message and "has ended" in message
+
+
+def interrupt(chip):
+    """A signal for every thread of this process, each of which is in some wait."""
+    import signal
+
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    for thread in os.listdir("/proc/self/task"):
+        subprocess.run([sys.executable, "-c", f"import os; os.kill({thread}, 10)"], check=True)
+
+
+def test_a_signal_ends_nothing(new_mesh):
+    """Whoever is interrupted while it waits goes on waiting."""
+    mesh = new_mesh(2, hosts=2)
+    case = ALL_REDUCE.of(groups=((0, 1),))
+    mesh.run(run_case, case=case)
+    mesh.run(interrupt)
+    mesh.run(run_case, case=case)
+
+
 def leave_after(chip, cases: list[Case]):
     """The cases this rank takes part in, and nothing after them."""
     for case in cases:
@@ -114,10 +150,11 @@ def test_groups_that_use_a_buffer_by_turns(new_mesh):
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"TORCH_TPU_TOPOLOGY": "2,2,1"}, "rank 2 has a mesh of 2x2x1, rank 0 of 4x1x1"),
-        ({"TT_MESH_GRAPH_DESC_PATH": __file__}, "rank 2 has another mesh graph descriptor than rank 0"),
+        ({"TORCH_TPU_TOPOLOGY": "2,2,1"}, "has a mesh of 2x2x1, rank 0 of 4x1x1"),
+        ({"TT_MESH_GRAPH_DESC_PATH": __file__}, "has another mesh graph descriptor than rank 0"),
+        ({"TORCHELASTIC_RUN_ID": "another"}, "belongs to another launch than rank 0"),
     ],
-    ids=["another mesh", "another descriptor"],
+    ids=["another mesh", "another descriptor", "another launch"],
 )
 def test_hosts_that_cannot_be_joined(new_mesh, variables, said):
     """An error on every rank, of each host, before anything is loaded."""
@@ -161,11 +198,22 @@ def test_too_little_shared_memory_on_one_host(new_mesh):
         assert "too little shared memory: the mesh needs " in answer.error
 
 
-def test_unequal_hosts_are_refused(new_mesh):
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "WORLD_SIZE=3 with LOCAL_WORLD_SIZE=2: start as many processes on each host"),
+        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0"}, "number the ranks of one host after each other"),
+        ({"WORLD_SIZE": "130", "LOCAL_WORLD_SIZE": "65"}, "at most 64 processes can be joined"),
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "RANK": "1", "TORCH_TPU_SLICEBUILDER_ADDRESSES": "nowhere.invalid:1"}, "nowhere.invalid"),
+        ({"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "TORCH_TPU_SLICEBUILDER_ADDRESSES": "nowhere"}, "HOST:PORT"),
+    ],
+    ids=["unequal hosts", "ranks in turn", "too many", "an unknown host", "no port"],
+)  # fmt: skip
+def test_what_cannot_be_a_mesh_is_refused(new_mesh, variables, said):
     """Before anybody waits for anything."""
-    mesh = new_mesh(2, WORLD_SIZE="3", LOCAL_WORLD_SIZE="2")
-    for answer in mesh.answers(compile_only, case=ALL_REDUCE).values():
-        assert "WORLD_SIZE=3 with LOCAL_WORLD_SIZE=2: start as many processes on each host" in answer.error
+    mesh = new_mesh(1, (variables,))
+    mesh.ranks[0].ask(compile_only, {"case": ALL_REDUCE})
+    assert said in mesh.ranks[0].answer(20).error
 
 
 # ---- Messages

@@ -86,3 +86,16 @@ def test_a_broken_program_is_an_error(client):
     with pytest.raises(pypjrt.errors.PjrtError, match="StableHLO"):
         client.compile("this is not a program")
     client.compile(add(3)).close()
+
+
+@pytest.mark.parametrize("elements", [1000, 300_000])
+def test_packed_types_come_whole(client, device, elements):
+    """On the host a u4 has a byte of its own, on the chip half of one; small arrays and large ones come as they were sent."""
+    unpack = f"""module @unpack {{ func.func public @main(%packed: tensor<{elements}xui4>) -> tensor<{elements}xui8> {{
+        %wide = stablehlo.convert %packed : (tensor<{elements}xui4>) -> tensor<{elements}xui8>
+        return %wide : tensor<{elements}xui8> }} }}"""
+    values = bytearray(1 + i % 7 for i in range(elements))
+    with client.compile(unpack) as program, client.buffer_from_host(values, 22, [elements], device) as packed:
+        (wide,) = program(packed)
+        assert bytes(wide.to_host()) == bytes(values)
+        wide.close()
