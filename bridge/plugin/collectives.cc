@@ -383,7 +383,10 @@ MaybeFailure RaggedAllToAll(const Collective& call, const void* in, size_t in_ro
     auto* theirs = reinterpret_cast<const Announced*>(session.From(i));
     from[i].assign(theirs, theirs + members);
     std::string wrong = CheckParts(theirs, members, out_rows, static_cast<int64_t>(out_rows));
-    if (!wrong.empty()) return Failure{PJRT_Error_Code_INVALID_ARGUMENT, "ragged_all_to_all: rank " + std::to_string(call.ranks[i]) + " sends parts that do not fit: " + wrong};
+    if (!wrong.empty()) {
+      return Failure{PJRT_Error_Code_INVALID_ARGUMENT, "ragged_all_to_all: rank " + std::to_string(call.ranks[i]) +
+                                                           " sends parts that do not fit: " + wrong};
+    }
     for (const Announced& part : from[i]) longest = std::max(longest, part.size);
   }
   const size_t chunk = ChunkBytes(members), total = longest * row;

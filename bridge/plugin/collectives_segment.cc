@@ -100,7 +100,8 @@ std::string Listen(const World& world, Descriptor* listener) {
   if (!listener->valid()) return Reason("cannot make a socket");
   if (bind(listener->get(), reinterpret_cast<sockaddr*>(&address), size) != 0) {
     if (errno == EADDRINUSE) {
-      return "another process is rank " + std::to_string(world.rank) + " of this mesh already: end it, or use another MASTER_PORT";
+      return "another process is rank " + std::to_string(world.rank) +
+             " of this mesh already: end it, or use another MASTER_PORT";
     }
     return Reason("cannot listen for the other ranks");
   }
@@ -130,7 +131,9 @@ std::string Gather(const World& world, const Hello& hello, size_t bytes, Clock::
     welcome.pids[rank] = peer.pid;
     processes.emplace_back(PidfdOpen(peer.pid));
     descriptors.push_back(processes.back().get());
-    if (refusal.empty() && !processes.back().valid()) refusal = Reason("cannot watch rank " + std::to_string(rank) + " (pidfd_open)");
+    if (refusal.empty() && !processes.back().valid()) {
+      refusal = Reason("cannot watch rank " + std::to_string(rank) + " (pidfd_open)");
+    }
   }
   refusal.copy(welcome.refusal, sizeof welcome.refusal - 1);
   if (!refusal.empty()) descriptors.clear();

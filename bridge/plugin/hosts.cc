@@ -120,7 +120,8 @@ std::string Hosts::Receive(const Hello& hello, std::string problem, Clock::time_
 std::string Hosts::Visit(const Hello& hello, Clock::time_point deadline) {
   const std::string place = world_.meeting_address + ":" + std::to_string(world_.meeting_port);
   if (!IsKnownHost(world_.meeting_address)) {
-    return "rank 0's host " + world_.meeting_address + " (MASTER_ADDR, or the first of TORCH_TPU_SLICEBUILDER_ADDRESSES) is not known here";
+    return "rank 0's host " + world_.meeting_address +
+           " (MASTER_ADDR, or the first of TORCH_TPU_SLICEBUILDER_ADDRESSES) is not known here";
   }
   Descriptor socket;
   while (!(socket = ConnectToHost(world_.meeting_address, world_.meeting_port, deadline)).valid()) {

@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kPage = size_t{2} << 20;
 constexpr size_t kRegion = size_t{64} << 20;
-constexpr size_t kAlone = size_t{16} << 20;  // arrays from this size on share theirs with no other, and leave nothing behind
+constexpr size_t kAlone = size_t{16} << 20;  // arrays from this size on have theirs to themselves
 constexpr size_t kLine = 64;
 
 size_t RoundUp(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }

@@ -105,7 +105,8 @@ std::string Meeting::Compare(const Hello& hello) const {
     return who + " has a mesh of " + Box(hello.bounds) + ", " + own + " of " + Box(own_.bounds);
   }
   if (hello.mesh != own_.mesh) {
-    return who + " has another mesh graph descriptor than " + own + ": set TT_MESH_GRAPH_DESC_PATH to the same text on all, or on none";
+    return who + " has another mesh graph descriptor than " + own +
+           ": set TT_MESH_GRAPH_DESC_PATH to the same text on all, or on none";
   }
   return hello.problem;
 }
