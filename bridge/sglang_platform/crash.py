@@ -246,11 +246,21 @@ def end(cause: str = "") -> None:
     os._exit(1)
 
 
+def stop_when_told(*_args: Any, **_kwargs: Any) -> None:
+    """BEFORE launch_dummy_health_check_server, on a machine that is not the first: SGLang's own SIGTERM waits there for the
+    first one to end, which may go on. The servers of the others end too, since they lose a rank."""
+    signal.signal(signal.SIGTERM, lambda *_: _stop(0))
+
+
 def _stop_before_ready(number: int, _frame: Any) -> None:
+    _stop(128 + number)
+
+
+def _stop(status: int) -> None:
     _over.set()
     _kill_others()
     _remove_files()
-    os._exit(128 + number)
+    os._exit(status)
 
 
 def _kill_others() -> None:

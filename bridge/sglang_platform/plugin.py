@@ -43,6 +43,7 @@ HOOKS = (
     ("sglang.srt.utils.numa_utils.configure_subprocess", crash.watch_scheduler, HookType.AROUND),
     (f"{_ENGINE}.Engine._launch_detokenizer_subprocesses", crash.watch_detokenizers, HookType.AFTER),
     (f"{_ENGINE}._wait_for_scheduler_ready", crash.wait_ready, HookType.AROUND),
+    (f"{_ENGINE}.launch_dummy_health_check_server", crash.stop_when_told, HookType.BEFORE),
     ("sglang.srt.utils.common.kill_process_tree", crash.kill_process_tree, HookType.AROUND),
     (f"{_CONTROLLER}.launch_dp_schedulers", crash.pass_on, HookType.BEFORE),
     (f"{_CONTROLLER}.event_loop", tensor_parallel.sleep_while_idle, HookType.BEFORE),

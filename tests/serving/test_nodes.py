@@ -16,20 +16,26 @@ TOKENS = 24
 END_SECONDS = 10
 
 
-def test_two_machines(serve, tmp_path):
-    """Greedy tokens equal Hugging Face's; when one machine loses its process, both servers end with status 1 and say why."""
-    model = random_models.make("qwen3", tmp_path / "model")
-    prompts = [random_models.prompt(length) for length in (1, 20, 133, 300)]
+@contextlib.contextmanager
+def two_servers(serve, folder):
+    """A server on each of two machines, of the model in `folder`."""
     options = ["--tp-size", "2", "--page-size", "32", "--skip-tokenizer-init"]
     options += ["--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{free_port()}", "--node-rank"]
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
 
         def start(node: str):
-            folder = tmp_path / f"node{node}"
-            folder.mkdir()
-            return stack.enter_context(serve(tmp_path / "model", "float32", folder, *options, node))
+            own = folder / f"node{node}"
+            own.mkdir()
+            return stack.enter_context(serve(folder / "model", "float32", own, *options, node))
 
-        first, second = pool.map(start, ("0", "1"))
+        yield pool.map(start, ("0", "1"))
+
+
+def test_two_machines(serve, tmp_path):
+    """Greedy tokens equal Hugging Face's; when one machine loses its process, both servers end with status 1 and say why."""
+    model = random_models.make("qwen3", tmp_path / "model")
+    prompts = [random_models.prompt(length) for length in (1, 20, 133, 300)]
+    with two_servers(serve, tmp_path) as (first, second):
         answers = first.generate_all(prompts, TOKENS)
         for prompt, answer in zip(prompts, answers, strict=True):
             said = answer["output_ids"]
@@ -43,3 +49,12 @@ def test_two_machines(serve, tmp_path):
     for server in (first, second):
         last_line = server.log.read_text(errors="replace").strip().splitlines()[-1]
         assert last_line.startswith(f"error: rank 1 (process {scheduler.pid}"), last_line
+
+
+def test_the_second_machine_is_stopped(serve, tmp_path):
+    """Its server ends within seconds and well; the first one's, which cannot go on, with status 1 and the cause."""
+    random_models.make("qwen3", tmp_path / "model", num_hidden_layers=1)
+    with two_servers(serve, tmp_path) as (first, second):
+        second.process.terminate()
+        assert [server.process.wait(END_SECONDS) for server in (second, first)] == [0, 1]
+    assert "error: rank 1 (process" in first.log.read_text(errors="replace").strip().splitlines()[-1]
