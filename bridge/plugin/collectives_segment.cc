@@ -43,11 +43,6 @@ std::vector<int> Release(std::vector<Descriptor>* owned) {
   return released;
 }
 
-bool Readable(int fd, Clock::time_point until) {
-  pollfd one{fd, POLLIN, 0};
-  return poll(&one, 1, MillisecondsTo(until)) > 0;
-}
-
 bool SendWelcome(int socket, const Welcome& welcome, const std::vector<int>& descriptors) {
   iovec part{const_cast<Welcome*>(&welcome), sizeof welcome};
   std::vector<char> control(CMSG_SPACE(descriptors.size() * sizeof(int)));
@@ -157,7 +152,7 @@ std::string Visit(const World& world, const Hello& hello, size_t bytes, Clock::t
   Welcome welcome;
   std::vector<Descriptor> descriptors;
   if (!SendAll(socket.get(), &hello, sizeof hello)) return first + " ended before all had come";
-  if (!Readable(socket.get(), deadline + 2 * kGrace)) return first + " did not answer in time";
+  if (!AwaitSocket(socket.get(), POLLIN, deadline + 2 * kGrace)) return first + " did not answer in time";
   if (!ReceiveWelcome(socket.get(), &welcome, &descriptors)) return first + " ended before all had come";
   if (welcome.refusal[0] != '\0') return welcome.refusal;
   if (static_cast<int>(descriptors.size()) != world.local_size + 1) return first + " sent too few descriptors: raise `ulimit -n`";

@@ -26,6 +26,7 @@
 #include "config.h"
 #include "errors.h"
 #include "mesh.h"
+#include "sockets.h"
 
 namespace tt {
 namespace {
@@ -34,18 +35,9 @@ constexpr uint32_t kMagic = 0x31545454;
 constexpr size_t kLongestFolder = 90;  // a socket's path in it must fit 107 bytes
 enum Kind : uint32_t { kHello = 0, kCompile = 1, kProgram = 3, kFailed = 4 };  // kCompile answers kCompile
 
-class Socket {
+class Socket : public Descriptor {
  public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Socket() {
-    if (fd_ >= 0) close(fd_);
-  }
-  bool valid() const { return fd_ >= 0; }
+  using Descriptor::Descriptor;
 
   static Socket Connect(const std::string& path) {
     sockaddr_un address{};
@@ -53,7 +45,7 @@ class Socket {
     if (path.size() >= sizeof address.sun_path) return Socket();
     memcpy(address.sun_path, path.data(), path.size());
     Socket socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (socket.valid() && connect(socket.fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
+    if (socket.valid() && connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
       return socket;
     }
     return Socket();
@@ -61,12 +53,12 @@ class Socket {
 
   bool Send(uint32_t kind, const std::vector<std::string_view>& blobs) const {
     uint32_t head[3] = {kMagic, kind, static_cast<uint32_t>(blobs.size())};
-    bool sent = Write(head, sizeof head);
+    bool sent = SendAll(get(), head, sizeof head);
     for (auto blob : blobs) {
       uint64_t size = blob.size();
-      sent = sent && Write(&size, sizeof size);
+      sent = sent && SendAll(get(), &size, sizeof size);
     }
-    for (auto blob : blobs) sent = sent && Write(blob.data(), blob.size());
+    for (auto blob : blobs) sent = sent && SendAll(get(), blob.data(), blob.size());
     return sent;
   }
 
@@ -85,22 +77,10 @@ class Socket {
   }
 
  private:
-  bool Write(const void* data, size_t size) const {
-    const char* at = static_cast<const char*>(data);
-    while (size > 0) {
-      ssize_t sent = send(fd_, at, size, MSG_NOSIGNAL);
-      if (sent < 0 && errno == EINTR) continue;
-      if (sent <= 0) return false;
-      at += sent;
-      size -= sent;
-    }
-    return true;
-  }
-
   bool Read(void* data, size_t size) const {
     char* at = static_cast<char*>(data);
     while (size > 0) {
-      ssize_t got = recv(fd_, at, size, 0);
+      ssize_t got = recv(get(), at, size, 0);
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) return false;
       at += got;
@@ -108,8 +88,6 @@ class Socket {
     }
     return true;
   }
-
-  int fd_;
 };
 
 // A process that we started, waited for by a thread: it may end at any time and leaves no zombie.

@@ -15,7 +15,6 @@
 namespace tt {
 namespace {
 
-constexpr const char* kMessages = "tt-tpu-message-";  // what may be called from other hosts
 constexpr auto kPause = std::chrono::milliseconds(20);
 
 // Hands on what comes at either end, until both have closed.
@@ -204,7 +203,7 @@ void Hosts::AnswerOne(Descriptor socket) {
     if (knock.rank >= world_.size || world_.IsHere(knock.rank) || links_[knock.rank].valid()) return;
     links_[knock.rank] = std::move(socket);
     linked_.notify_all();
-  } else if (strncmp(knock.name, kMessages, strlen(kMessages)) == 0) {
+  } else if (strncmp(knock.name, kMessageSockets, strlen(kMessageSockets)) == 0) {
     // Who asks would ask again at once.
     Descriptor here = ConnectHere(knock.name);
     for (const auto until = Clock::now() + kGrace; !here.valid() && Clock::now() < until; here = ConnectHere(knock.name)) {

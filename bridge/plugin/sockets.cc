@@ -41,20 +41,6 @@ void TuneForHosts(int socket) {
   Set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 10000);
 }
 
-// Until something happens at a socket; false, with errno, where nothing does.
-bool Await(int socket, short events, Clock::time_point deadline) {
-  pollfd one{socket, events, 0};
-  while (true) {
-    const int happened = poll(&one, 1, MillisecondsTo(deadline));
-    if (happened > 0) return true;
-    if (happened < 0 && errno != EINTR) return false;
-    if (happened == 0 && Clock::now() >= deadline) {
-      errno = ETIMEDOUT;
-      return false;
-    }
-  }
-}
-
 // Where nobody listens at a port of this host yet, the kernel may choose that port for this end too, and connect the
 // socket to itself.
 bool IsOwnPeer(int socket) {
@@ -67,7 +53,7 @@ bool IsOwnPeer(int socket) {
 
 bool Connect(int socket, const addrinfo& to, Clock::time_point deadline) {
   if (connect(socket, to.ai_addr, to.ai_addrlen) != 0) {
-    if (errno != EINPROGRESS || !Await(socket, POLLOUT, deadline)) return false;
+    if (errno != EINPROGRESS || !AwaitSocket(socket, POLLOUT, deadline)) return false;
     int error = 0;
     socklen_t size = sizeof error;
     getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size);
@@ -108,6 +94,19 @@ int MillisecondsTo(Clock::time_point deadline) {
   return static_cast<int>(std::clamp<int64_t>(left, 0, INT32_MAX));
 }
 
+bool AwaitSocket(int socket, short events, Clock::time_point deadline) {
+  pollfd one{socket, events, 0};
+  while (true) {
+    const int happened = poll(&one, 1, MillisecondsTo(deadline));
+    if (happened > 0) return true;
+    if (happened < 0 && errno != EINTR) return false;
+    if (happened == 0 && Clock::now() >= deadline) {
+      errno = ETIMEDOUT;
+      return false;
+    }
+  }
+}
+
 bool SendAll(int socket, const void* data, size_t size) {
   for (size_t at = 0; at < size;) {
     ssize_t sent = send(socket, static_cast<const char*>(data) + at, size - at, MSG_NOSIGNAL);
@@ -119,7 +118,7 @@ bool SendAll(int socket, const void* data, size_t size) {
 
 bool ReceiveAll(int socket, void* data, size_t size, Clock::time_point deadline) {
   for (size_t at = 0; at < size;) {
-    if (!Await(socket, POLLIN, deadline)) return false;
+    if (!AwaitSocket(socket, POLLIN, deadline)) return false;
     ssize_t received = recv(socket, static_cast<char*>(data) + at, size - at, MSG_DONTWAIT);
     if (received == 0 || (received < 0 && errno != EINTR && errno != EAGAIN)) return false;
     at += std::max<ssize_t>(received, 0);

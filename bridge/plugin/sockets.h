@@ -33,6 +33,8 @@ class Descriptor {
 // In the abstract namespace: a name that ends with its socket, seen by this host (network namespace) alone.
 socklen_t AbstractAddress(const std::string& name, sockaddr_un* address);
 
+constexpr const char* kMessageSockets = "tt-tpu-message-";  // those that other hosts may reach too
+
 // A connection to what listens under such a name; not a valid one where nothing does.
 Descriptor ConnectHere(const std::string& name);
 
@@ -41,6 +43,8 @@ bool SameUser(int socket, ucred* peer);
 
 // For poll: what is left until then, at least 0.
 int MillisecondsTo(Clock::time_point deadline);
+// Until one of the events of poll happens at a socket; false, with errno, where none does until then.
+bool AwaitSocket(int socket, short events, Clock::time_point deadline);
 // Whether all of it could be sent, or came until then, over a socket that blocks.
 bool SendAll(int socket, const void* data, size_t size);
 bool ReceiveAll(int socket, void* data, size_t size, Clock::time_point deadline);

@@ -131,7 +131,7 @@ struct Answer {
 };
 
 std::string SocketName(const Patience& patience, const std::string& key) {
-  return "tt-tpu-message-" + (patience.hosts() != nullptr ? patience.hosts()->job() : GetWorld().job) + "-" + key;
+  return kMessageSockets + (patience.hosts() != nullptr ? patience.hosts()->job() : GetWorld().job) + "-" + key;
 }
 
 // A connection to the receiver of this name at a rank; not a valid one where it does not listen (yet, or any more).
@@ -399,7 +399,7 @@ struct Destination {
   static Destination Read(const std::string& descriptor) {
     Destination to;
     const size_t space = descriptor.find(' ');
-    if (space == std::string::npos || descriptor.rfind("tt-tpu-message-", 0) != 0) return to;
+    if (space == std::string::npos || descriptor.rfind(kMessageSockets, 0) != 0) return to;
     to.socket = descriptor.substr(0, space);
     sscanf(descriptor.c_str() + space, " %u %d", &to.index, &to.rank);
     return to;

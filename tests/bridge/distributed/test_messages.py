@@ -203,17 +203,27 @@ def message_sockets() -> list[str]:
     return [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "@tt-tpu-message" in line]
 
 
-def test_a_killed_rank_is_noticed_by_those_who_wait(new_mesh):
-    """Who waits for a message from a rank that is killed, or to send to it, hears within two seconds which one it was; nothing is left."""
-    mesh = new_mesh(3, LIBTT_TPU_COMPAT="1")
+def kill_while_others_wait(mesh) -> tuple[int, list[str]]:
+    """Kill rank 2, from which rank 0 waits for a message and to which rank 1 waits to send one.
+
+    Returns:
+        Its process's number, and what the two hear, which must be within NOTICED_SECONDS.
+    """
     mesh.run(warm_up)
     mesh.ranks[0].ask(receive, {"source": 2, "shape": (4, 8)})
     mesh.ranks[1].ask(send, {"destination": 2, "shape": (4, 8)})
     time.sleep(1)
     pid, killed = mesh.ranks[2].process.pid, time.monotonic()
     mesh.kill(2)
-    received, sent = (mesh.ranks[rank].answer().value[0] for rank in (0, 1))
+    messages = [mesh.ranks[rank].answer().value[0] for rank in (0, 1)]
     assert time.monotonic() - killed < NOTICED_SECONDS
+    return pid, messages
+
+
+def test_a_killed_rank_is_noticed_by_those_who_wait(new_mesh):
+    """Who waits for a message from a rank that is killed, or to send to it, hears within two seconds which one it was; nothing is left."""
+    mesh = new_mesh(3, LIBTT_TPU_COMPAT="1")
+    pid, (received, sent) = kill_while_others_wait(mesh)
     assert f"rank 2 (process {pid}) has ended" in received and f"rank 2 (process {pid}) has ended" in sent
     # Each says what it was doing, or what the first one to notice was doing.
     assert "receive of f32[4, 8] from rank 2 on rank 0" in received

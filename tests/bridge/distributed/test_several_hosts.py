@@ -17,7 +17,7 @@ import pytest
 from collective_cases import Case, program
 from mesh_processes import environment
 from test_mesh_failures import NOTICED_SECONDS, compile_only, limit_files, run_and_time, run_case
-from test_messages import receive, send, warm_up
+from test_messages import kill_while_others_wait
 
 from bridge.ports import free_port
 
@@ -221,17 +221,8 @@ def test_what_cannot_be_a_mesh_is_refused(new_mesh, variables, said):
 
 def test_a_rank_of_another_host_killed_before_it_sends(new_mesh):
     """Who waits for a message, or to send one, hears within two seconds which rank has ended."""
-    mesh = new_mesh(4, hosts=2, LIBTT_TPU_COMPAT="1")
-    mesh.run(warm_up)
-    mesh.ranks[0].ask(receive, {"source": 2, "shape": (4, 8)})
-    mesh.ranks[1].ask(send, {"destination": 2, "shape": (4, 8)})
-    time.sleep(1)
-    pid, killed = mesh.ranks[2].process.pid, time.monotonic()
-    mesh.kill(2)
-    for rank in (0, 1):
-        message, _ = mesh.ranks[rank].answer().value
-        assert time.monotonic() - killed < NOTICED_SECONDS
-        assert f"rank 2 (process {pid} on 127.0.0.1) has ended" in message
+    pid, messages = kill_while_others_wait(new_mesh(4, hosts=2, LIBTT_TPU_COMPAT="1"))
+    assert all(f"rank 2 (process {pid} on 127.0.0.1) has ended" in message for message in messages), messages
 
 
 # ---- Network namespaces
