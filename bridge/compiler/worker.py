@@ -4,13 +4,13 @@ Runs the passes and compiles on the inner plugin in a process of its own, so tha
 inside a compiler ends this process and not the server. Ends when the socket is closed.
 """
 
-import ctypes
 import json
 import os
 import socket
 import sys
 from pathlib import Path
 
+from bridge import host_memory
 from bridge.compiler import frames
 from bridge.compiler.config import parse_config
 from bridge.compiler.frames import Code, Kind
@@ -68,7 +68,6 @@ def library(settings: dict[str, str]) -> Path:
 def serve(sock: socket.socket, settings: dict[str, str]) -> None:
     """Answer compile requests until the manager closes the socket."""
     worker = None
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     while True:
         try:
             _, (program, form, options, *placement) = frames.receive(sock)
@@ -80,8 +79,7 @@ def serve(sock: socket.socket, settings: dict[str, str]) -> None:
         except Exception as error:  # whatever it is, it is this program's error and not the worker's end
             reply = explain(error)
         frames.send(sock, *reply)
-        if trim is not None:
-            trim(0)
+        host_memory.give_back()
 
 
 if __name__ == "__main__":

@@ -19,13 +19,14 @@ class PagedKVPool(MHATokenToKVPool):
 
     def _create_buffers(self) -> None:
         self.num_pages = self.size // self.page_size + 1
-        shape = (self.num_pages, self.head_num, self.page_size)
-        self.k_buffer = [self._zeros(*shape, self.head_dim) for _ in range(self.layer_num)]
-        self.v_buffer = [self._zeros(*shape, self.v_head_dim) for _ in range(self.layer_num)]
+        self.k_buffer = self._zeros_of_layers(self.head_dim)
+        self.v_buffer = self._zeros_of_layers(self.v_head_dim)
 
-    def _zeros(self, *shape: int) -> torch.Tensor:
+    def _zeros_of_layers(self, head_dim: int) -> list[torch.Tensor]:
         # From the host: what comes from there lies in large pages of an emulated chip's memory, and stays there.
-        return torch.zeros(shape, dtype=self.store_dtype, device="cpu").to(DEVICE)
+        shape = (self.num_pages, self.head_num, self.page_size, head_dim)
+        zeros = torch.zeros(shape, dtype=self.store_dtype, device="cpu")
+        return [zeros.to(DEVICE) for _ in range(self.layer_num)]
 
     @property
     def caches(self) -> list[torch.Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from bridge import host_memory
 from bridge.sglang_platform.device_module import DEVICE
 
 
@@ -43,3 +44,5 @@ def move_to_chip(model: torch.nn.Module) -> None:
         moved = _on_chip(tensor)
         for table, name in found:
             table[name] = moved
+    tensor = None  # the last one on the host
+    host_memory.give_back()

@@ -95,9 +95,14 @@ class Server:
             return []
 
     def compile_requests(self) -> int:
-        """How many programs the server's compile service was asked for, those found in its store included."""
+        """How many programs the server's compile service was asked for, those found in its store included.
+
+        It is started for the first program that torch_tpu's own cache does not have.
+        """
         running = (p for p in self.processes() if p.status() != psutil.STATUS_ZOMBIE)
-        (service,) = (p for p in running if "bridge.compiler.service" in p.cmdline())
+        service = next((p for p in running if "bridge.compiler.service" in p.cmdline()), None)
+        if service is None:
+            return 0
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(service.cmdline()[-1])
             frames.send(connection, frames.Kind.STATS)
