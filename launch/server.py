@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 from bridge import ports
 from bridge.errors import LaunchError
 
@@ -89,15 +91,35 @@ def start(arguments: Sequence[str], log: IO | None = None) -> subprocess.Popen:
 
 
 def wait_ready(server: subprocess.Popen, address: Address, seconds: float) -> float:
-    """Poll until the server answers; returns the seconds it took, LaunchError if it ends or never does."""
+    """Poll until the server answers.
+
+    Returns:
+        The seconds it took.
+
+    Raises:
+        LaunchError: it ended, did not answer in time, or another program answers in its place.
+    """
     began = time.monotonic()
     while time.monotonic() - began < seconds:
         if server.poll() is not None:
             raise LaunchError(f"the server ended before it was ready (exit status {server.returncode}); see its output")
         if address.answers():
+            if not _listens(server, address.port):
+                raise LaunchError(f"port {address.port} is in use by another program, which answers there: choose another --port")
             return time.monotonic() - began
         time.sleep(0.25)
     raise LaunchError(f"the server did not answer at {address} within {seconds:.0f} s; see its output")
+
+
+def _listens(server: subprocess.Popen, port: int) -> bool:
+    """Whether one of the server's processes listens at the port."""
+    tree = [psutil.Process(server.pid)]
+    tree += tree[0].children(recursive=True)
+    for process in tree:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(each.laddr.port == port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN):
+                return True
+    return False
 
 
 def stop(server: subprocess.Popen, seconds: float = STOP_SECONDS) -> int:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import active_children, resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,15 @@ from bridge.plugin_functions import await_lost_rank
 
 _LEDGER = "TT_TPU_SERVER_LEDGER"
 _SHARED_MEMORY = Path("/dev/shm")
-# Seconds: for the main thread to take up a signal; for killed processes to be gone.
-_SIGNAL, _GONE = 2.0, 10.0
+# Seconds: for the main thread to take up a signal; for killed processes to be gone; for what happens at the same time
+# on several ranks, or in several threads, to be known here too.
+_SIGNAL, _GONE, _AT_ONCE = 2.0, 10.0, 0.5
 
-_watched: dict[int, tuple[str, int]] = {}  # process → what it is, and its pidfd
+# Kinds of notes, the best explanation first.
+_CAUSES = ("killed", "failed", "lost")
+
+_watched: dict[BaseProcess, tuple[str, int]] = {}  # what each is, and its pidfd
+_lost_elsewhere, _told_to_stop = threading.Event(), threading.Event()
 _over = threading.Event()
 
 logger = logging.getLogger(__name__)
@@ -93,9 +99,19 @@ def enter_scheduler(*_args: Any, **_kwargs: Any) -> None:
 
 
 def _wait_for_lost_rank(server: int) -> None:
-    note("killed", await_lost_rank())
+    lost = await_lost_rank()
+    _told_to_stop.wait(_AT_ONCE)
+    if _told_to_stop.is_set():
+        return
+    note("killed", lost)
+    _lost_elsewhere.set()
     with contextlib.suppress(ProcessLookupError):
         os.kill(server, signal.SIGQUIT)
+
+
+def expect_the_end(_scheduler: Any, _request: Any) -> None:
+    """BEFORE Scheduler.handle_shutdown: the first machine's server is stopped, and all ranks have been told; none is lost."""
+    _told_to_stop.set()
 
 
 def note_failure(run: Callable, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,6 +122,8 @@ def note_failure(run: Callable, scheduler: Any, *args: Any, **kwargs: Any) -> An
         from sglang.srt.runtime_context import get_parallel
 
         parallel = get_parallel()
+        if parallel.nnodes > 1:
+            _lost_elsewhere.wait(2 * _AT_ONCE)  # which is why, then
         ours = isinstance(error, BridgeError)
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         who = _rank_name(parallel.tp_rank, parallel.dp_rank or 0, parallel.num_dp_ranks)
@@ -136,19 +154,19 @@ def watch_scheduler(configure: Callable, server_args: Any, gpu_id: int) -> Itera
     with configure(server_args, gpu_id):
         yield
     for process in set(active_children()) - before:
-        _watch(process.pid, _rank_name(rank + parallel.node_rank * local_size, replica, parallel.num_dp_ranks))
+        _watch(process, _rank_name(rank + parallel.node_rank * local_size, replica, parallel.num_dp_ranks))
 
 
 def watch_detokenizers(started: tuple[list, list[str]], *_args: Any, **_kwargs: Any) -> None:
     """AFTER Engine._launch_detokenizer_subprocesses."""
     for process, name in zip(*started, strict=True):
-        _watch(process.pid, f"the {name.replace('_', ' ')}")
+        _watch(process, f"the {name.replace('_', ' ')}")
 
 
 def wait_ready(wait: Callable, readers: list, processes: list) -> list:
     """AROUND _wait_for_scheduler_ready, which knows too late who was lost, and ends in a traceback."""
     for process in processes:
-        _watch(process.pid, "the data parallel controller")  # what is not watched yet
+        _watch(process, "the data parallel controller")  # what is not watched yet
     try:
         return wait(readers, processes)
     except (RuntimeError, EOFError) as error:
@@ -161,17 +179,17 @@ def pass_on(_controller: Any, *_args: Any) -> None:
     signal.signal(signal.SIGQUIT, lambda *_: _ask_for_the_end())
 
 
-def _watch(pid: int, name: str) -> None:
-    if pid in _watched:
+def _watch(process: BaseProcess, name: str) -> None:
+    if process in _watched:
         return
     with contextlib.suppress(ProcessLookupError):
-        _watched[pid] = name, os.pidfd_open(pid)
-        threading.Thread(target=_wait_for_end_of, args=(pid,), daemon=True, name=f"watch {name}").start()
+        _watched[process] = name, os.pidfd_open(process.pid)
+        threading.Thread(target=_wait_for_end_of, args=(process,), daemon=True, name=f"watch {name}").start()
 
 
-def _wait_for_end_of(pid: int) -> None:
-    _ended(_watched[pid][1], None)
-    if _way_out(pid) and not _over.is_set():
+def _wait_for_end_of(process: BaseProcess) -> None:
+    _ended(_watched[process][1], None)
+    if _way_out(process) and not _over.is_set():
         _ask_for_the_end()
 
 
@@ -181,26 +199,26 @@ def _ended(pidfd: int, milliseconds: int | None = 0) -> bool:
     return bool(waiting.poll(milliseconds))
 
 
-def _way_out(pid: int) -> str:
-    """How a process ended, "" if well."""
-    try:
-        result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return "has ended"  # SGLang has looked already
-    if result is None or (result.si_code == os.CLD_EXITED and result.si_status == 0):
-        return ""
-    if result.si_code == os.CLD_EXITED:
-        return f"has ended with status {result.si_status}"
-    why = ", as by the kernel when memory runs out" if result.si_status == signal.SIGKILL else ""
-    return f"was ended by {signal.Signals(result.si_status).name}{why}"
+def _way_out(process: BaseProcess) -> str:
+    """How a process that has ended did so, "" if well."""
+    deadline = time.monotonic() + _AT_ONCE
+    while process.exitcode is None and time.monotonic() < deadline:
+        time.sleep(0.01)  # another thread, of SGLang, has asked the kernel and is about to write it down
+    status = process.exitcode
+    if status is None:
+        return "has ended"
+    if status >= 0:
+        return f"has ended with status {status}" if status else ""
+    why = ", as by the kernel when memory runs out" if status == -signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-status).name}{why}"
 
 
 def _note_lost() -> None:
     """Note the watched processes that have ended: by a signal, which is a cause, or with a status, which has one."""
-    for pid, (name, pidfd) in list(_watched.items()):
-        how = _way_out(pid) if _ended(pidfd) else ""
+    for process, (name, pidfd) in list(_watched.items()):
+        how = _way_out(process) if _ended(pidfd) else ""
         if how:
-            note("killed" if how.startswith("was") else "lost", f"{name} (process {pid}) {how}")
+            note("killed" if how.startswith("was") else "lost", f"{name} (process {process.pid}) {how}")
 
 
 def _ask_for_the_end() -> None:
@@ -221,7 +239,9 @@ def kill_process_tree(kill: Callable, parent_pid: int | None, include_parent: bo
     """AROUND kill_process_tree, SGLang's way out of everything: the server's own tree ends as here, with a cause."""
     if not _is_server() or parent_pid not in (None, os.getpid()):
         kill(parent_pid, include_parent, **options)
-    elif include_parent and parent_pid is not None:
+        return
+    _note_lost()  # SGLang, which waits for its schedulers itself, may be the first to see that one was killed
+    if _notes(*_CAUSES) or (include_parent and parent_pid is not None):
         end()
     elif not _over.is_set():
         _over.set()
@@ -241,7 +261,7 @@ def end(cause: str = "") -> None:
     _note_lost()
     _kill_others()
     _remove_files()
-    told = [*_notes("killed", "failed", "lost"), cause, "a process of the server failed; its log above says why"]
+    told = [*_notes(*_CAUSES), cause, "a process of the server failed; its log above says why"]
     os.write(sys.stderr.fileno(), f"error: {next(filter(None, told))}; the server has ended\n".encode())
     os._exit(1)
 

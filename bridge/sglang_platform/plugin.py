@@ -49,6 +49,7 @@ HOOKS = (
     (f"{_CONTROLLER}.event_loop", tensor_parallel.sleep_while_idle, HookType.BEFORE),
     (f"{_SCHEDULER}.Scheduler.__init__", crash.note_failure, HookType.AROUND),
     (f"{_SCHEDULER}.Scheduler.run_event_loop", crash.note_failure, HookType.AROUND),
+    (f"{_SCHEDULER}.Scheduler.handle_shutdown", crash.expect_the_end, HookType.BEFORE),
     (f"{_SCHEDULER}.configure_scheduler_process", crash.enter_scheduler, HookType.BEFORE),
     (f"{_SCHEDULER}.configure_scheduler_process", tensor_parallel.join_mesh, HookType.BEFORE),
     (f"{_POOL}.__post_init__", memory.require_token, HookType.REPLACE),

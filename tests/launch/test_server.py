@@ -63,6 +63,19 @@ def test_a_server_that_never_answers(address):
         server.stop(process)
 
 
+def test_another_program_that_answers_is_not_the_server(address):
+    """Two that are started at once find the port free; what the other one answers does not make this one ready."""
+    other = server.start([sys.executable, "-c", HEALTHY, str(address.port), "0"])
+    process = server.start([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        server.wait_ready(other, address, 30)
+        with pytest.raises(LaunchError, match=f"port {address.port} is in use by another program"):
+            server.wait_ready(process, address, 30)
+    finally:
+        server.stop(process)
+        server.stop(other)
+
+
 def test_a_stubborn_server_is_killed_with_its_children():
     """A server that ignores SIGTERM is killed after the given time, and so is what it started."""
     process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True, start_new_session=True)

@@ -31,6 +31,11 @@ def two_servers(serve, folder):
         yield pool.map(start, ("0", "1"))
 
 
+def last_line(server) -> str:
+    """Of what a server that has ended has written."""
+    return server.log.read_text(errors="replace").strip().splitlines()[-1]
+
+
 def test_two_machines(serve, tmp_path):
     """Greedy tokens equal Hugging Face's; when one machine loses its process, both servers end with status 1 and say why."""
     model = random_models.make("qwen3", tmp_path / "model")
@@ -47,8 +52,8 @@ def test_two_machines(serve, tmp_path):
         assert [server.process.wait(END_SECONDS) for server in (first, second)] == [1, 1]
         assert time.monotonic() - killed < END_SECONDS
     for server in (first, second):
-        last_line = server.log.read_text(errors="replace").strip().splitlines()[-1]
-        assert last_line.startswith(f"error: rank 1 (process {scheduler.pid}"), last_line
+        assert last_line(server).startswith(f"error: rank 1 (process {scheduler.pid}"), last_line(server)
+    assert "was ended by SIGKILL" in last_line(second)
 
 
 def test_the_second_machine_is_stopped(serve, tmp_path):
@@ -57,4 +62,14 @@ def test_the_second_machine_is_stopped(serve, tmp_path):
     with two_servers(serve, tmp_path) as (first, second):
         second.process.terminate()
         assert [server.process.wait(END_SECONDS) for server in (second, first)] == [0, 1]
-    assert "error: rank 1 (process" in first.log.read_text(errors="replace").strip().splitlines()[-1]
+    assert "error: rank 1 (process" in last_line(first)
+
+
+def test_the_first_machine_is_stopped(serve, tmp_path):
+    """The servers of all machines end well, and complain of nothing."""
+    random_models.make("qwen3", tmp_path / "model", num_hidden_layers=1)
+    with two_servers(serve, tmp_path) as (first, second):
+        first.process.terminate()
+        assert [server.process.wait(END_SECONDS) for server in (first, second)] == [0, 0]
+    for server in (first, second):
+        assert "error:" not in server.log.read_text(errors="replace")

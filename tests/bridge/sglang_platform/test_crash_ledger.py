@@ -7,19 +7,31 @@ import sys
 import psutil
 
 SERVER = """
-import subprocess, sys, time
+import multiprocessing, subprocess, sys, threading, time
 from bridge.sglang_platform import crash
 crash.prepare()
 crash.note("file", sys.argv[1])
-below = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+below = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+below.start()
 service = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, start_new_session=True)
 print(below.pid, service.pid, flush=True)
 """
 BELOW = """
 subprocess.run([sys.executable, "-c", "from bridge.sglang_platform import crash; crash.note('failed', 'rank 0: rank 1 is gone')"])
-crash._watch(below.pid, "rank 1")
+crash._watch(below, "rank 1")
+threading.Thread(target=below.join).start()  # as SGLang waits for it too
 below.kill()
 time.sleep(600)
+"""
+ENDS_WELL = """
+well = multiprocessing.get_context("fork").Process(target=int)
+well.start()
+crash._watch(well, "rank 2")
+well.join()
+time.sleep(1)
+print("goes on", file=sys.stderr)
+below.kill()
+service.kill()
 """
 FAILS = """
 subprocess.run([sys.executable, "-c", "from bridge.sglang_platform import crash; crash.note('failed', 'rank 0: no memory')"])
@@ -51,6 +63,13 @@ def test_a_failure_is_the_cause(tmp_path):
     errors = server.communicate(timeout=20)[1]
     assert (server.returncode, errors.splitlines()[-1]) == (1, "error: rank 0: no memory; the server has ended")
     assert not psutil.wait_procs(others, timeout=5)[1]
+
+
+def test_a_process_that_ends_well_ends_nothing(tmp_path):
+    """As the ranks of a machine do when they are told that the first machine's server is stopped."""
+    server, _ = start(tmp_path, ENDS_WELL)
+    assert server.communicate(timeout=20)[1] == "goes on\n"
+    assert server.returncode == 0
 
 
 def test_sigterm_before_it_serves(tmp_path):
