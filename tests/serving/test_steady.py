@@ -1,6 +1,9 @@
 """A server in steady state: what it compiles, what it holds in memory, and shapes that nobody announced."""
 
 import json
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,20 @@ def test_a_batch_of_any_size_is_served(server, reference, at_once):
     alone = [server.generate(prompt, 6)["output_ids"] for prompt in prompts]
     body = {"input_ids": prompts, "sampling_params": {"temperature": 0, "max_new_tokens": 6, "ignore_eos": True}}
     assert [answer["output_ids"] for answer in server.post("/generate", body).json()] == alone
+
+
+def test_requests_that_come_and_go(server, reference):
+    """Each is served as if it were alone, whoever begins or ends meanwhile."""
+    chosen = random.Random(0)
+    requests = [(reference.prompt(chosen.randint(1, 90), start=30 * i), chosen.randint(1, 12)) for i in range(24)]
+    alone = [server.generate(*request)["output_ids"] for request in requests]
+
+    def later(request: tuple[list[int], int]) -> list[int]:
+        time.sleep(chosen.random() / 4)
+        return server.generate(*request)["output_ids"]
+
+    with ThreadPoolExecutor(7) as pool:
+        assert list(pool.map(later, requests)) == alone
 
 
 @pytest.mark.needs_process
