@@ -55,13 +55,9 @@ bool IsPlainCopy(const PJRT_Client_BufferFromHostBuffer_Args& args, int64_t byte
   return true;
 }
 
-void Ignore(PJRT_Error* error) {
-  if (error != nullptr) TakeMessage(error);
-}
-
 // When a buffer that uses `memory` as it is has gone.
 void Gone(PJRT_Error* error, void* memory) {
-  Ignore(error);
+  TakeMessage(error);
   FreeInLargePages(memory);
 }
 
@@ -82,10 +78,8 @@ PJRT_Error* FromHostAt(void* memory, int64_t bytes, PJRT_Client_BufferFromHostBu
   gone.event = placed.done_with_host_buffer;
   gone.callback = reinterpret_cast<void*>(Gone);
   gone.user_arg = memory;
-  Ignore(CallInner(Slot::Event_OnReady, &gone));
-  auto destroy = MakeArgs<PJRT_Event_Destroy_Args>();
-  destroy.event = placed.done_with_host_buffer;
-  Ignore(CallInner(Slot::Event_Destroy, &destroy));
+  TakeMessage(CallInner(Slot::Event_OnReady, &gone));
+  DestroyEvent(placed.done_with_host_buffer);
   // The host's own array is done with already.
   auto ready = MakeArgs<PJRT_Buffer_ReadyEvent_Args>();
   ready.buffer = args->buffer;

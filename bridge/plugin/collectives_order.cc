@@ -35,12 +35,8 @@ Gate& TheGate() {
 
 // `event` is ours and goes with the program, or null where the caller has one of its own.
 void Ended(PJRT_Error* error, void* event) {
-  if (error != nullptr) TakeMessage(error);  // the results carry it too
-  if (event != nullptr) {
-    auto args = MakeArgs<PJRT_Event_Destroy_Args>();
-    args.event = event;
-    CallInner(Slot::Event_Destroy, &args);
-  }
+  TakeMessage(error);  // the results carry it too
+  DestroyEvent(event);
   TheGate().Leave();
 }
 

@@ -71,6 +71,7 @@ PJRT_Error* MakeError(int code, std::string message) {
 }
 
 std::string TakeMessage(PJRT_Error* error) {
+  if (error == nullptr) return "";
   auto message = MakeArgs<PJRT_Error_Message_Args>();
   message.error = error;
   ErrorMessage(&message);
@@ -79,6 +80,13 @@ std::string TakeMessage(PJRT_Error* error) {
   destroy.error = error;
   ErrorDestroy(&destroy);
   return text;
+}
+
+void DestroyEvent(void* event) {
+  if (event == nullptr) return;
+  auto destroy = MakeArgs<PJRT_Event_Destroy_Args>();
+  destroy.event = event;
+  TakeMessage(CallInner(Slot::Event_Destroy, &destroy));
 }
 
 void InstallErrors(PJRT_Api* api) {

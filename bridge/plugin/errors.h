@@ -13,7 +13,10 @@ inline PJRT_Error* Unimplemented(std::string m) { return MakeError(PJRT_Error_Co
 inline PJRT_Error* Internal(std::string m) { return MakeError(PJRT_Error_Code_INTERNAL, std::move(m)); }
 inline PJRT_Error* ResourceExhausted(std::string m) { return MakeError(PJRT_Error_Code_RESOURCE_EXHAUSTED, std::move(m)); }
 
-// The message of an error, which is destroyed.
+// The message of an error, which is destroyed; "" of none.
 std::string TakeMessage(PJRT_Error* error);
+
+// Destroys an event of the inner plugin, or nothing.
+void DestroyEvent(void* event);
 
 }  // namespace tt

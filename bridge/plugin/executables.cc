@@ -312,7 +312,7 @@ PJRT_Error* RegisterProgram(void* loaded, std::vector<int> donated, int collecti
   info->temporary_bytes = TemporaryBytes(get.executable);
   auto destroy = MakeArgs<PJRT_Executable_Destroy_Args>();
   destroy.executable = get.executable;
-  if (PJRT_Error* lost = CallInner(Slot::Executable_Destroy, &destroy)) TakeMessage(lost);
+  TakeMessage(CallInner(Slot::Executable_Destroy, &destroy));
   if (error == nullptr) Loaded().Put(loaded, std::move(info));
   return error;
 }

@@ -55,8 +55,7 @@ std::string RegisterFfiHandler(const char* target, void* handler) {
   args.handler = handler;
   args.platform_name = const_cast<char*>(kPlatform.data());
   args.platform_name_size = kPlatform.size();
-  PJRT_Error* error = Register(&args);
-  return error == nullptr ? "" : TakeMessage(error);
+  return TakeMessage(Register(&args));
 }
 
 }  // namespace

@@ -78,20 +78,12 @@ PJRT_Error* CallOwn(Slot slot, Args* args) {
 }
 
 // "", or the message of an error, which is destroyed.
-std::string TextOf(PJRT_Error* error) { return error != nullptr ? TakeMessage(error) : ""; }
-
-void DestroyEvent(void* event) {
-  auto destroy = MakeArgs<PJRT_Event_Destroy_Args>();
-  destroy.event = event;
-  TextOf(CallInner(Slot::Event_Destroy, &destroy));
-}
-
 // Waits for an event, which is destroyed; its error's text, or "".
 std::string Await(void* event) {
   if (event == nullptr) return "";
   auto await = MakeArgs<PJRT_Event_Await_Args>();
   await.event = event;
-  std::string problem = TextOf(CallInner(Slot::Event_Await, &await));
+  std::string problem = TakeMessage(CallInner(Slot::Event_Await, &await));
   DestroyEvent(event);
   return problem;
 }
@@ -191,7 +183,7 @@ class Inbox {
     }
     auto destroy = MakeArgs<PJRT_AsyncHostToDeviceTransferManager_Destroy_Args>();
     destroy.transfer_manager = manager_;
-    TextOf(CallOwn(Slot::AsyncHostToDeviceTransferManager_Destroy, &destroy));
+    TakeMessage(CallOwn(Slot::AsyncHostToDeviceTransferManager_Destroy, &destroy));
   }
 
  private:
@@ -281,7 +273,7 @@ class Inbox {
       transfer.offset = static_cast<int64_t>(at);
       transfer.transfer_size = static_cast<int64_t>(size);
       transfer.is_last_transfer = at + size == total;
-      std::string problem = TextOf(CallInner(Slot::AsyncHostToDeviceTransferManager_TransferData, &transfer));
+      std::string problem = TakeMessage(CallInner(Slot::AsyncHostToDeviceTransferManager_TransferData, &transfer));
       if (problem.empty()) problem = Await(transfer.done_with_h2d_transfer);
       if (!problem.empty()) return Failure{PJRT_Error_Code_INTERNAL, problem};
       at += size;
@@ -299,7 +291,7 @@ class Inbox {
       set.error_code = failure.code;
       set.error_message = const_cast<char*>(failure.message.data());
       set.error_message_size = failure.message.size();
-      TextOf(CallInner(Slot::AsyncHostToDeviceTransferManager_SetBufferError, &set));
+      TakeMessage(CallInner(Slot::AsyncHostToDeviceTransferManager_SetBufferError, &set));
     }
     left_ = 0;
   }
@@ -373,7 +365,7 @@ PJRT_Error* MakeReceiveBuffers(MakeReceiveBuffersArgs* args) {
 std::string Locate(void* buffer, const char** data, Array* array) {
   auto ready = MakeArgs<PJRT_Buffer_ReadyEvent_Args>();
   ready.buffer = buffer;
-  std::string problem = TextOf(CallInner(Slot::Buffer_ReadyEvent, &ready));
+  std::string problem = TakeMessage(CallInner(Slot::Buffer_ReadyEvent, &ready));
   if (problem.empty()) problem = Await(ready.event);
   if (!problem.empty()) return problem;
   auto pointer = MakeArgs<PJRT_Buffer_UnsafePointer_Args>();
@@ -483,9 +475,9 @@ void DescriptorReady(PJRT_Error* error, void* user_arg) {
     if (failure) error = MakeError(failure->code, failure->message);
   }
   if (args->destroy_descriptor != nullptr) args->destroy_descriptor(args->descriptor, args->descriptor_size);
-  if (args->event != nullptr) DestroyEvent(args->event);
+  DestroyEvent(args->event);
   args->done(error, error == nullptr, args->done_arg);
-  TextOf(error);
+  TakeMessage(error);
 }
 
 void CopyToRemoteDevice(CopyToRemoteDeviceArgs* args) {
