@@ -84,7 +84,9 @@ def _check_chips(layout: Layout) -> None:
             "start a server on each machine instead"
         )
     if layout.size % layout.hosts:
-        raise SettingsError(f"--tp-size {layout.size} does not divide into --nnodes {layout.hosts} equal parts")
+        raise SettingsError(
+            f"--tp-size {layout.size}, the chips of all machines, does not divide into --nnodes {layout.hosts} equal parts"
+        )
     chosen = settings.load()
     found = backend.resolve(chosen)
     mesh.choose(chosen, found, layout.size, layout.hosts)
