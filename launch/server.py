@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import psutil
-
 from bridge import ports
 from bridge.errors import LaunchError
 
@@ -113,6 +111,8 @@ def wait_ready(server: subprocess.Popen, address: Address, seconds: float) -> fl
 
 def _listens(server: subprocess.Popen, port: int) -> bool:
     """Whether one of the server's processes listens at the port."""
+    import psutil  # SGLang's, not of what this command needs where nothing is installed
+
     tree = [psutil.Process(server.pid)]
     tree += tree[0].children(recursive=True)
     for process in tree:
