@@ -15,7 +15,7 @@ def compile_programs(*, model_runner: Any, **_arguments: Any) -> CudaGraphsCaptu
     runner = ProgramRunner(model_runner, *flags.buckets(model_runner.server_args, get_exec().graph.cuda_graph_config))
 
     host_memory.give_back()
-    decode_steps.install(runner.begin_next)
+    decode_steps.install(runner)
 
     def capture(phase: str) -> GraphCapture:
         return GraphCapture(runner=runner, memory_phase=phase, memory_usage_gb=0, capture_time=runner.warm_up_seconds)

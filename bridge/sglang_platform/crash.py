@@ -210,7 +210,8 @@ def _way_out(process: BaseProcess) -> str:
     if status >= 0:
         return f"has ended with status {status}" if status else ""
     why = ", as by the kernel when memory runs out" if status == -signal.SIGKILL else ""
-    return f"was ended by {signal.Signals(-status).name}{why}"
+    name = next((each.name for each in signal.Signals if each == -status), f"signal {-status}")
+    return f"was ended by {name}{why}"
 
 
 def _note_lost() -> None:

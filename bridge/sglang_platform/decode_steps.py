@@ -12,7 +12,7 @@ of the page has written.
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -64,6 +64,10 @@ class DecodeSteps:
         written = set(rids)
         self._begun = {key: row for key, row in self._begun.items() if key[0] not in written}
 
+    def forget_all(self) -> None:
+        """The weights are about to change."""
+        self._last, self._begun = set(), {}
+
     def run(self, rids: Sequence[str], data: np.ndarray) -> torch.Tensor:
         """Logits of a decode batch."""
         begun, self._begun, self._last = self._begun, {}, set(rids)
@@ -86,17 +90,33 @@ def _pick(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return logits if rows == list(range(len(logits))) else logits[rows]
 
 
-_begin: Callable[[Sequence[Going]], None] | None = None
+class Runner(Protocol):
+    """What the hooks below tell of SGLang's scheduler."""
+
+    def begin_next(self, going: Sequence[Going]) -> None:
+        """A step's tokens are sent off, and these requests go on."""
+
+    def forget_begun(self) -> None:
+        """The weights are about to change."""
 
 
-def install(begin: Callable[[Sequence[Going]], None]) -> None:
-    """Have `begin` called, in this process, with the requests that go on whenever a step's tokens are sent off."""
-    global _begin
-    _begin = begin
+_runner: Runner | None = None
+
+
+def install(runner: Runner) -> None:
+    """Have the hooks tell the runner of this process."""
+    global _runner
+    _runner = runner
 
 
 def begin_next(_streamer: Any, requests: Sequence[Any], *_args: Any, **_kwargs: Any) -> None:
     """BEFORE SchedulerOutputStreamer.stream_output: by now it is known which requests have finished."""
-    if _begin is not None:
+    if _runner is not None:
         left = [each for each in requests if each.output_ids and each.kv.holds_kv and not each.finished()]
-        _begin([Going(each.rid, each.kv.req_pool_idx, each.output_ids[-1], each.seqlen - 1) for each in left])
+        _runner.begin_next([Going(each.rid, each.kv.req_pool_idx, each.output_ids[-1], each.seqlen - 1) for each in left])
+
+
+def forget_begun(*_args: Any, **_kwargs: Any) -> None:
+    """BEFORE each way of updating the weights."""
+    if _runner is not None:
+        _runner.forget_begun()

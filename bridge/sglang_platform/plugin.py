@@ -22,6 +22,7 @@ _SCHEDULER = "sglang.srt.managers.scheduler"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
 
 
@@ -57,6 +58,10 @@ HOOKS = (
     (f"{_GROUP}.all_reduce", tensor_parallel.all_reduce, HookType.AROUND),
     (f"{_GROUP}.all_gather", tensor_parallel.all_gather, HookType.AROUND),
     (f"{_STREAMER}.SchedulerOutputStreamer.stream_output", decode_steps.begin_next, HookType.BEFORE),
+    *(
+        (f"{_WEIGHTS}.update_weights_from_{source}", decode_steps.forget_begun, HookType.BEFORE)
+        for source in ("disk", "distributed", "tensor", "ipc")
+    ),
     (f"{_STATE}.get_internal_state", statistics.add_counts, HookType.AFTER),
     (f"{_COMPONENTS}.cuda_graph_setup.capture_cuda_graphs", capture.compile_programs, HookType.REPLACE),
 )

@@ -97,6 +97,10 @@ class ProgramRunner:
             leave_a_core(True)
             self._steps.begin([each.rid for each in going], self._decode_data(*table.T))
 
+    def forget_begun(self) -> None:
+        """Nothing that has begun serves any more."""
+        self._steps.forget_all()
+
     def _decode(self, batch: Any) -> LogitsProcessorOutput:
         data = self._decode_data(batch.input_ids.numpy(), batch.positions.numpy(), batch.req_pool_indices.numpy())
         return LogitsProcessorOutput(next_token_logits=self._steps.run(batch.rids, data))

@@ -152,6 +152,13 @@ def test_another_row_of_the_same_request_is_run(scheduler):
     assert scheduler.chip.started == [3, 3, 1]
 
 
+def test_nothing_serves_after_the_weights_have_changed(scheduler):
+    """What began before is run again, with the new ones."""
+    scheduler.steps.forget_all()
+    scheduler.decode(begin=False)
+    assert scheduler.chip.started == [3, 3, 3]
+
+
 def test_a_request_that_came_meanwhile_is_run_alone(scheduler):
     scheduler.admit(Request("d", [3]))
     scheduler.decode(begin=False)
