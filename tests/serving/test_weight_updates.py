@@ -1,12 +1,10 @@
 """Weights that change while a request is on its way."""
 
+import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import random_models
 import torch
-
-BEFORE_SECONDS = 0.5
 
 
 def test_the_next_token_is_of_the_new_weights(serve, tmp_path):
@@ -18,15 +16,17 @@ def test_the_next_token_is_of_the_new_weights(serve, tmp_path):
     with torch.no_grad():
         model.model.norm.weight.zero_()
     model.save_pretrained(tmp_path / "new")
-    with serve(tmp_path / "old", "float32", tmp_path, "--skip-tokenizer-init") as server, ThreadPoolExecutor(1) as pool:
-        request = pool.submit(server.generate, random_models.prompt(9), 800)
-        time.sleep(BEFORE_SECONDS)
+    body = {"input_ids": random_models.prompt(9), "stream": True}
+    body["sampling_params"] = {"temperature": 0, "max_new_tokens": 1500, "ignore_eos": True}
+    with serve(tmp_path / "old", "float32", tmp_path, "--skip-tokenizer-init") as server:
+        chunks = (line for line in server.post("/generate", body, stream=True).iter_lines() if line.startswith(b"data: {"))
+        next(chunks)
         server.post("/pause_generation", {"mode": "in_place"})
-        time.sleep(BEFORE_SECONDS)  # until the step on its way is through
+        time.sleep(0.5)  # until the step on its way is through
         update = {"model_path": str(tmp_path / "new"), "flush_cache": False, "weight_version": "new"}
         assert server.post("/update_weights_from_disk", update).json()["success"]
         server.post("/continue_generation", {})
-        answer = request.result()
+        answer = json.loads([*chunks][-1].removeprefix(b"data: "))
     (new,) = [span["start"] for span in answer["meta_info"]["weight_versions"] if span["version"] == "new"]
     said = answer["output_ids"]
     assert 0 < new < len(said), "the request was not on its way"
