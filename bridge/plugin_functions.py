@@ -38,11 +38,6 @@ def await_lost_rank() -> str:
     return lost.value.decode(errors="replace")
 
 
-def leave_a_core(leave: bool) -> None:
-    """Whether an emulated chip leaves one core to this process, which works beside it; else it uses all of them."""
-    _library().TtTpuLeaveACore(leave)
-
-
 @functools.cache
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(PLUGIN))
@@ -50,6 +45,4 @@ def _library() -> ctypes.CDLL:
     library.TtTpuAwaitReceiver.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
     library.TtTpuAwaitLostRank.argtypes = (ctypes.c_char_p, ctypes.c_size_t)
     library.TtTpuAwaitLostRank.restype = None
-    library.TtTpuLeaveACore.argtypes = (ctypes.c_bool,)
-    library.TtTpuLeaveACore.restype = None
     return library

@@ -6,7 +6,7 @@ from sglang.srt.model_executor.model_runner_components.cuda_graph_setup import C
 from sglang.srt.runtime_context import get_exec
 
 from bridge import host_memory
-from bridge.sglang_platform import decode_steps, flags
+from bridge.sglang_platform import flags
 from bridge.sglang_platform.runner import ProgramRunner
 
 
@@ -15,7 +15,6 @@ def compile_programs(*, model_runner: Any, **_arguments: Any) -> CudaGraphsCaptu
     runner = ProgramRunner(model_runner, *flags.buckets(model_runner.server_args, get_exec().graph.cuda_graph_config))
 
     host_memory.give_back()
-    decode_steps.install(runner)
 
     def capture(phase: str) -> GraphCapture:
         return GraphCapture(runner=runner, memory_phase=phase, memory_usage_gb=0, capture_time=runner.warm_up_seconds)

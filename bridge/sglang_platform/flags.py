@@ -148,6 +148,6 @@ def apply_defaults(server_args: Any) -> None:
     crash.prepare()
     # Else an idle scheduler takes half a core from everything else on the machine.
     server_args.sleep_on_idle = True
-    # It lags what the host adds to logits by a token; decode_steps has the chip work beside the scheduler without.
+    # A step's token ids are made on the host, so there is nothing to run ahead of.
     server_args.disable_overlap_schedule = True
     server_args.disable_custom_all_reduce = True

@@ -3,7 +3,7 @@
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from bridge.errors import BridgeError
-from bridge.sglang_platform import capture, crash, decode_steps, flags, host_tensors, memory, requests, sampler, shutdown, statistics, tensor_parallel, weights
+from bridge.sglang_platform import capture, crash, flags, host_tensors, memory, requests, sampler, shutdown, statistics, tensor_parallel, weights
 from bridge.sglang_platform.device_module import DEVICE
 from kernels_replacements.import_hooks import when_imported
 
@@ -20,9 +20,7 @@ _PORTS = "sglang.srt.server_args.PortArgs"
 _SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController"
-_STREAMER = "sglang.srt.managers.scheduler_components.output_streamer"
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
-_WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _WORKER = "sglang.srt.managers.tp_worker.TpModelWorker"
 
 
@@ -57,11 +55,6 @@ HOOKS = (
     (f"{_POOL}.__post_init__", memory.require_token, HookType.REPLACE),
     (f"{_GROUP}.all_reduce", tensor_parallel.all_reduce, HookType.AROUND),
     (f"{_GROUP}.all_gather", tensor_parallel.all_gather, HookType.AROUND),
-    (f"{_STREAMER}.SchedulerOutputStreamer.stream_output", decode_steps.begin_next, HookType.BEFORE),
-    *(
-        (f"{_WEIGHTS}.update_weights_from_{source}", decode_steps.forget_begun, HookType.BEFORE)
-        for source in ("disk", "distributed", "tensor", "ipc")
-    ),
     (f"{_STATE}.get_internal_state", statistics.add_counts, HookType.AFTER),
     (f"{_COMPONENTS}.cuda_graph_setup.capture_cuda_graphs", capture.compile_programs, HookType.REPLACE),
 )

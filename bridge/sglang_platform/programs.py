@@ -112,10 +112,10 @@ class ModelPrograms:
         return compile_function(function, arguments, range(1, 1 + len(caches)), name)
 
     def run(self, program: Any, data: torch.Tensor) -> torch.Tensor:
-        """Start a compiled program on int32 `data` of the host; float32 logits on the chip, for which .cpu() waits."""
+        """Run a compiled program on int32 `data` of the host; float32 logits on the host."""
         outputs = program([data.to(self._weights[0].device), *self._pool.caches, *self._weights])
         self._pool.replace(outputs[1:])
-        return outputs[0]
+        return outputs[0].cpu()
 
     def _trace(
         self, shape: Shape, data: torch.Tensor, caches: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]

@@ -9,7 +9,6 @@ of its tokens, add a program, with a warning.
 import copy
 import logging
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,7 @@ import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from bridge.errors import CompileError
-from bridge.plugin_functions import leave_a_core
 from bridge.sglang_platform.buckets import chunks, page_rows, pieces
-from bridge.sglang_platform.decode_steps import DecodeSteps, Going
 from bridge.sglang_platform.programs import ModelPrograms, Shape
 
 logger = logging.getLogger(__name__)
@@ -35,7 +32,6 @@ class ProgramRunner:
         self._table_width = -(-model_runner.model_config.context_len // self._page_size)
         self._programs = ModelPrograms(model_runner.model, model_runner.attn_backend, self._table_width)
         self._compiled: dict[Shape, Any] = {}
-        self._steps = DecodeSteps(self._start_decode)
         self.capture_bs = decode_sizes
         self._prefill_sizes = prefill_sizes
         began = time.perf_counter()
@@ -64,7 +60,7 @@ class ProgramRunner:
             cause = str(error).partition("\n\nWhile executing")[0]
             raise CompileError(f"the program for a {shape} could not be compiled: {cause}") from error
         self._compiled[shape] = program
-        self._programs.run(program, torch.zeros(self._programs.step_data_shape(shape), dtype=torch.int32)).cpu()
+        self._programs.run(program, torch.zeros(self._programs.step_data_shape(shape), dtype=torch.int32))
 
     def _program(self, shape: Shape) -> Any:
         if shape not in self._compiled:
@@ -77,7 +73,6 @@ class ProgramRunner:
 
     def execute(self, forward_batch: Any, **_arguments: Any) -> LogitsProcessorOutput:
         """Run SGLang's batch of host tensors; logits on the host."""
-        leave_a_core(False)
         if forward_batch.forward_mode.is_decode():
             return self._decode(forward_batch)
         if forward_batch.forward_mode.is_extend():
@@ -87,41 +82,24 @@ class ProgramRunner:
     def _page_rows(self, slots: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         return page_rows(self._req_to_token[slots], lengths, self._page_size, self._table_width)
 
-    def begin_next(self, going: Sequence[Going]) -> None:
-        """Begin a decode batch's next step; see decode_steps.
-
-        Not where a request needs a page that it does not have yet: its row would have to run alone.
-        """
-        if going and all(each.position % self._page_size for each in going):
-            table = np.array([(each.token, each.position, each.slot) for each in going])
-            leave_a_core(True)
-            self._steps.begin([each.rid for each in going], self._decode_data(*table.T))
-
-    def forget_begun(self) -> None:
-        """Nothing that has begun serves any more."""
-        self._steps.forget_all()
-
-    def _decode(self, batch: Any) -> LogitsProcessorOutput:
-        data = self._decode_data(batch.input_ids.numpy(), batch.positions.numpy(), batch.req_pool_indices.numpy())
-        return LogitsProcessorOutput(next_token_logits=self._steps.run(batch.rids, data))
-
-    def _decode_data(self, tokens: np.ndarray, positions: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """What decode programs take, int32: a row per request of token, position and page table."""
-        tables = self._page_rows(slots, positions + 1)
-        return np.concatenate([tokens[:, None], positions[:, None], tables], axis=1, dtype=np.int32, casting="unsafe")
-
-    def _start_decode(self, data: np.ndarray) -> Callable[[], torch.Tensor]:
-        """Start the programs for rows of _decode_data; see DecodeSteps."""
-        started, done = [], 0
-        for rows, bucket in pieces(len(data), self.capture_bs):
+    def _decode(self, forward_batch: Any) -> LogitsProcessorOutput:
+        requests = forward_batch.batch_size
+        slots = forward_batch.req_pool_indices.numpy()
+        positions = forward_batch.positions.numpy()
+        data = np.empty((requests, 2 + self._table_width), dtype=np.int32)
+        data[:, 0] = forward_batch.input_ids.numpy()
+        data[:, 1] = positions
+        data[:, 2:] = self._page_rows(slots, positions + 1)
+        logits, done = [], 0
+        for rows, bucket in pieces(requests, self.capture_bs):
             padded = np.zeros((bucket, data.shape[1]), dtype=np.int32)
             padded[:rows] = data[done : done + rows]
-            started.append((self._programs.run(self._program(Shape("decode", bucket)), torch.from_numpy(padded)), rows))
+            out = self._programs.run(self._program(Shape("decode", bucket)), torch.from_numpy(padded))
+            logits.append(out[:rows])
             done += rows
-        return lambda: _joined([logits.cpu()[:rows] for logits, rows in started])
+        return LogitsProcessorOutput(next_token_logits=_joined(logits))
 
     def _prefill(self, forward_batch: Any) -> LogitsProcessorOutput:
-        self._steps.forget(forward_batch.rids)
         starts, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu
         ends = np.asarray(starts) + np.asarray(lengths)
         tables = self._page_rows(forward_batch.req_pool_indices.numpy(), ends)
@@ -144,7 +122,8 @@ class ProgramRunner:
             data[2 : 2 + rows] = prompt[done : done + rows]
             data[2 + bucket :] = table
             shape = Shape("prefill", bucket, all_logits=scored > 0)
-            logits.append(self._programs.run(self._program(shape), torch.from_numpy(data)).cpu()[:rows])
+            out = self._programs.run(self._program(shape), torch.from_numpy(data))
+            logits.append(out[:rows])
             done += rows
         return _joined(logits)[-max(1, scored) :]
 

@@ -1,11 +1,7 @@
-// The list of handlers, and how much of the machine they take.
+// The list of handlers.
 #include "handlers.h"
 
-#include "tasks.h"
-
 namespace tt {
-
-extern "C" __attribute__((visibility("default"))) void TtTpuLeaveACore(bool leave) { Tasks::leave_a_core = leave; }
 
 const std::vector<FfiHandler>& FfiHandlers() {
   static const std::vector<FfiHandler> handlers = [] {

@@ -17,15 +17,11 @@ namespace tt {
 // even when no other thread is free. Those that come late find nothing and leave.
 class Tasks {
  public:
-  // While this process works beside the chip: a thread that loses its core amid a task would keep the others waiting.
-  static inline std::atomic<bool> leave_a_core{false};
-
   Tasks(int32_t count, std::function<void(int32_t)> run) : count_(count), run_(std::move(run)) {}
 
   static void RunAll(xla::ffi::ThreadPool& threads, int32_t count, std::function<void(int32_t)> run) {
     auto tasks = std::make_shared<Tasks>(count, std::move(run));
-    int64_t free = threads.num_threads() - (leave_a_core.load(std::memory_order_relaxed) ? 2 : 1);
-    int64_t helpers = std::min<int64_t>(free, count - 1);
+    int64_t helpers = std::min<int64_t>(threads.num_threads(), count) - 1;
     for (int64_t i = 0; i < helpers; ++i) threads.Schedule([tasks] { tasks->Take(); });
     tasks->Take();
     tasks->Wait();
