@@ -77,17 +77,8 @@ class Socket : public Descriptor {
   }
 
  private:
-  bool Read(void* data, size_t size) const {
-    char* at = static_cast<char*>(data);
-    while (size > 0) {
-      ssize_t got = recv(get(), at, size, 0);
-      if (got < 0 && errno == EINTR) continue;
-      if (got <= 0) return false;
-      at += got;
-      size -= got;
-    }
-    return true;
-  }
+  // However long the compiler takes.
+  bool Read(void* data, size_t size) const { return ReceiveAll(get(), data, size, Clock::time_point::max()); }
 };
 
 // A process that we started, waited for by a thread: it may end at any time and leaves no zombie.

@@ -13,7 +13,6 @@ from bridge.sglang_platform.runner import ProgramRunner
 def compile_programs(*, model_runner: Any, **_arguments: Any) -> CudaGraphsCapture:
     """REPLACE capture_cuda_graphs: one runner for decode, prefill and everything else."""
     runner = ProgramRunner(model_runner, *flags.buckets(model_runner.server_args, get_exec().graph.cuda_graph_config))
-
     host_memory.give_back()
 
     def capture(phase: str) -> GraphCapture:

@@ -240,14 +240,12 @@ def kill_process_tree(kill: Callable, parent_pid: int | None, include_parent: bo
     """AROUND kill_process_tree, SGLang's way out of everything: the server's own tree ends as here, with a cause."""
     if not _is_server() or parent_pid not in (None, os.getpid()):
         kill(parent_pid, include_parent, **options)
-        return
-    _note_lost()  # SGLang, which waits for its schedulers itself, may be the first to see that one was killed
-    if _notes(*_CAUSES) or (include_parent and parent_pid is not None):
-        end()
     elif not _over.is_set():
-        _over.set()
-        _kill_others()
-        _remove_files()
+        _note_lost()  # SGLang, which waits for its schedulers itself, may be the first to see that one was killed
+        if _notes(*_CAUSES) or (include_parent and parent_pid is not None):
+            end()
+        else:
+            _clean_up()
 
 
 def end(cause: str = "") -> None:
@@ -260,8 +258,7 @@ def end(cause: str = "") -> None:
         return
     _over.set()
     _note_lost()
-    _kill_others()
-    _remove_files()
+    _clean_up()
     told = [*_notes(*_CAUSES), cause, "a process of the server failed; its log above says why"]
     os.write(sys.stderr.fileno(), f"error: {next(filter(None, told))}; the server has ended\n".encode())
     os._exit(1)
@@ -278,10 +275,14 @@ def _stop_before_ready(number: int, _frame: Any) -> None:
 
 
 def _stop(status: int) -> None:
+    _clean_up()
+    os._exit(status)
+
+
+def _clean_up() -> None:
     _over.set()
     _kill_others()
     _remove_files()
-    os._exit(status)
 
 
 def _kill_others() -> None:

@@ -100,9 +100,11 @@ class Server:
         It is started for the first program that torch_tpu's own cache does not have.
         """
         running = (p for p in self.processes() if p.status() != psutil.STATUS_ZOMBIE)
-        service = next((p for p in running if "bridge.compiler.service" in p.cmdline()), None)
-        if service is None:
+        services = [p for p in running if "bridge.compiler.service" in p.cmdline()]
+        if not services:
+            assert not any(state["compiled_programs"] for state in self.info()["internal_states"])
             return 0
+        (service,) = services
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(service.cmdline()[-1])
             frames.send(connection, frames.Kind.STATS)

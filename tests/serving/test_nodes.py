@@ -28,7 +28,15 @@ def two_servers(serve, folder):
             own.mkdir()
             return stack.enter_context(serve(folder / "model", "float32", own, *options, node))
 
-        yield pool.map(start, ("0", "1"))
+        yield list(pool.map(start, ("0", "1")))
+
+
+def stop_one(serve, folder, node: int) -> tuple[list, list[int]]:
+    """Both servers and their exit statuses, after one has been told to stop."""
+    random_models.make("qwen3", folder / "model", num_hidden_layers=1)
+    with two_servers(serve, folder) as servers:
+        servers[node].process.terminate()
+        return servers, [server.process.wait(END_SECONDS) for server in servers]
 
 
 def last_line(server) -> str:
@@ -58,18 +66,14 @@ def test_two_machines(serve, tmp_path):
 
 def test_the_second_machine_is_stopped(serve, tmp_path):
     """Its server ends within seconds and well; the first one's, which cannot go on, with status 1 and the cause."""
-    random_models.make("qwen3", tmp_path / "model", num_hidden_layers=1)
-    with two_servers(serve, tmp_path) as (first, second):
-        second.process.terminate()
-        assert [server.process.wait(END_SECONDS) for server in (second, first)] == [0, 1]
+    (first, _), statuses = stop_one(serve, tmp_path, 1)
+    assert statuses == [1, 0]
     assert "error: rank 1 (process" in last_line(first)
 
 
 def test_the_first_machine_is_stopped(serve, tmp_path):
     """The servers of all machines end well, and complain of nothing."""
-    random_models.make("qwen3", tmp_path / "model", num_hidden_layers=1)
-    with two_servers(serve, tmp_path) as (first, second):
-        first.process.terminate()
-        assert [server.process.wait(END_SECONDS) for server in (first, second)] == [0, 0]
-    for server in (first, second):
+    servers, statuses = stop_one(serve, tmp_path, 0)
+    assert statuses == [0, 0]
+    for server in servers:
         assert "error:" not in server.log.read_text(errors="replace")
